@@ -37,5 +37,5 @@ func isHex(s string) bool {
 
 // String is PostgreSQL's text form; [ParseLSN] reads it back.
 func (l LSN) String() string {
-	return fmt.Sprintf("%X/%X", uint32(l>>32), uint32(l)) //nolint:gosec // the two halves of the number, on purpose
+	return fmt.Sprintf("%X/%X", uint32(l>>32), uint32(l)) // the two halves of the number
 }
