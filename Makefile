@@ -1,0 +1,67 @@
+# `make` lists the targets. Everything that is downloaded or built lands in .tools/ and bin/, which git ignores.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+GOLANGCI_VERSION := v2.12.2
+GOLANGCI := .tools/golangci-lint-$(GOLANGCI_VERSION)
+FUZZTIME ?= 4s
+ARGS ?=
+
+.PHONY: help
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+
+.PHONY: build
+build: ## build bin/koldproxy
+	@mkdir -p bin
+	go build -o bin/koldproxy ./cmd/koldproxy
+
+.PHONY: demo
+demo: setup build ## run a private PostgreSQL with koldproxy in front (ARGS='--tour' runs the README's tour)
+	@exec ./bin/koldproxy demo $(ARGS)
+
+.PHONY: test
+test: setup-test fmt-check lint fuzz ## run everything that must pass: format, lint, short fuzzing, all tests with the race detector
+	go test -race -timeout 12m ./...
+	@echo "make test: everything passed"
+
+.PHONY: test-long
+test-long: ## the same with long fuzzing and the long crash and history tests
+	KOLDPROXY_TEST_LONG=1 $(MAKE) test FUZZTIME=60s
+
+.PHONY: lint
+lint: $(GOLANGCI) ## go vet and golangci-lint
+	go vet ./...
+	$(GOLANGCI) run ./...
+
+.PHONY: fmt
+fmt: $(GOLANGCI) ## format the Go files
+	$(GOLANGCI) fmt ./...
+
+.PHONY: fmt-check
+fmt-check: $(GOLANGCI)
+	$(GOLANGCI) fmt --diff ./...
+
+.PHONY: fuzz
+fuzz: ## run each fuzz target for FUZZTIME (default 4s)
+	@.ci/fuzz $(FUZZTIME)
+
+.PHONY: setup
+setup: ## install what the demo needs and lacks: PostgreSQL binaries, a C compiler, Go modules
+	@.ci/setup demo
+
+.PHONY: setup-test
+setup-test: ## install what the tests need and lack: the same, MQTT and database clients, the linter
+	@.ci/setup test
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin .tools
+
+$(GOLANGCI):
+	@mkdir -p .tools
+	@echo "building golangci-lint $(GOLANGCI_VERSION) (once, a few minutes)"
+	GOBIN=$(CURDIR)/.tools/new go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+	@mv .tools/new/golangci-lint $@ && rmdir .tools/new
