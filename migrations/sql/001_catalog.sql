@@ -1,0 +1,187 @@
+-- The tables of koldproxy's catalog. Everything here belongs to the role that runs the migration (koldproxy's service role).
+-- Tables are named in the singular, as PostgreSQL's own catalogs are.
+
+CREATE TABLE koldstore.checkpoint (
+    one               boolean     PRIMARY KEY DEFAULT true CHECK (one),
+    system_identifier text,
+    timeline          integer,
+    slot_name         text        NOT NULL,
+    applied_lsn       pg_lsn      NOT NULL DEFAULT '0/0',
+    watermark         bigint      NOT NULL DEFAULT 0,
+    epoch             bigint      NOT NULL DEFAULT 0,
+    rows_applied      bigint      NOT NULL DEFAULT 0,
+    applied_at        timestamptz
+) WITH (fillfactor = 50);
+COMMENT ON TABLE koldstore.checkpoint IS
+    'How far the applier is. One row, written in every apply transaction. applied_lsn is the end of the last applied commit, watermark the highest seq handed out, epoch grows with every change of leader.';
+
+INSERT INTO koldstore.checkpoint (slot_name)
+SELECT 'koldproxy_' || d.oid::text FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database();
+
+-- The token that the applier (and nobody else) shows when it writes to logs and mirrors.
+CREATE TABLE koldstore.writer_token (
+    one   boolean PRIMARY KEY DEFAULT true CHECK (one),
+    token uuid    NOT NULL DEFAULT pg_catalog.gen_random_uuid()
+);
+INSERT INTO koldstore.writer_token DEFAULT VALUES;
+
+-- Every administrative command that was carried out, with the role that PostgreSQL itself saw as the current user.
+CREATE TABLE koldstore.command (
+    command_id bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at         timestamptz NOT NULL DEFAULT pg_catalog.now(),
+    requester  name        NOT NULL DEFAULT '',
+    verb       text        NOT NULL,
+    args       jsonb       NOT NULL,
+    result     jsonb
+);
+
+-- Published: the applier meets these rows in the write-ahead log at the exact place where a stream or a managed table begins.
+CREATE TABLE koldstore.wal_marker (
+    marker_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    kind      text   NOT NULL CHECK (kind IN ('stream', 'table')),
+    subject   bigint NOT NULL,
+    at        timestamptz NOT NULL DEFAULT pg_catalog.now()
+);
+COMMENT ON COLUMN koldstore.wal_marker.subject IS 'stream.stream_id for a stream, the table''s OID for a managed table.';
+
+CREATE TABLE koldstore.storage (
+    name         text PRIMARY KEY,
+    storage_id   uuid NOT NULL UNIQUE DEFAULT pg_catalog.gen_random_uuid(),
+    storage_type text NOT NULL,
+    base_path    text,
+    credentials  jsonb NOT NULL DEFAULT '{}',
+    config       jsonb NOT NULL DEFAULT '{}',
+    created_at   timestamptz NOT NULL DEFAULT pg_catalog.now()
+);
+COMMENT ON TABLE koldstore.storage IS 'Places for cold segments. The storage named default is the one of koldproxy''s configuration ([cold] url).';
+INSERT INTO koldstore.storage (name, storage_type) VALUES ('default', 'configured');
+
+CREATE TABLE koldstore.managed_table (
+    table_oid         oid         PRIMARY KEY,
+    schema_name       name        NOT NULL,
+    table_name        name        NOT NULL,
+    mirror_oid        oid         NOT NULL UNIQUE,
+    state             text        NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'seeding', 'active', 'broken')),
+    reason            text,
+    storage           text        NOT NULL REFERENCES koldstore.storage (name),
+    hot_row_limit     integer,
+    min_flush_rows    integer     NOT NULL,
+    max_rows_per_file integer     NOT NULL,
+    move_after        interval,
+    retention         interval,
+    auto_flush        boolean     NOT NULL,
+    seed_job          uuid        NOT NULL,
+    seed_key          text,
+    floor             bigint      NOT NULL DEFAULT 0,
+    generation        bigint      NOT NULL DEFAULT 0,
+    created_by        name        NOT NULL,
+    created_at        timestamptz NOT NULL DEFAULT pg_catalog.now()
+) WITH (fillfactor = 70);
+COMMENT ON COLUMN koldstore.managed_table.seed_key IS
+    'Where the seed goes on: the last seeded primary key as a row literal of the mirror''s key columns; NULL before the first page.';
+COMMENT ON COLUMN koldstore.managed_table.floor IS
+    'Monotonic. Changes at or below it are no longer retained: a positive cursor below it is refused with KS001.';
+COMMENT ON COLUMN koldstore.managed_table.generation IS
+    'Raised by every transaction that changes the set of active segments.';
+
+CREATE TABLE koldstore.job (
+    job_id     uuid        PRIMARY KEY DEFAULT pg_catalog.gen_random_uuid(),
+    job_type   text        NOT NULL CHECK (job_type IN ('seed', 'flush', 'retention')),
+    table_oid  oid         NOT NULL,
+    status     text        NOT NULL DEFAULT 'queued' CHECK (status IN ('queued', 'running', 'completed', 'not_due', 'cancelled', 'error')),
+    args       jsonb       NOT NULL DEFAULT '{}',
+    progress   jsonb       NOT NULL DEFAULT '{}',
+    error      text,
+    created_by name        NOT NULL DEFAULT CURRENT_USER,
+    created_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    started_at timestamptz,
+    ended_at   timestamptz
+) WITH (fillfactor = 70);
+CREATE UNIQUE INDEX job_one_active_flush ON koldstore.job (table_oid) WHERE job_type = 'flush' AND status IN ('queued', 'running');
+CREATE INDEX job_open ON koldstore.job (created_at) WHERE status IN ('queued', 'running');
+
+-- Tables in the publication, with what they were before.
+CREATE TABLE koldstore.published_table (
+    table_oid       oid    PRIMARY KEY,
+    identity_before "char" NOT NULL
+);
+
+-- The manifest. Only rows that are active may be read; in_progress rows name objects that may or may not exist; detached ones are of tables no longer managed.
+CREATE TABLE koldstore.segment (
+    segment_id   uuid        PRIMARY KEY,
+    table_oid    oid         NOT NULL,
+    storage      text        NOT NULL REFERENCES koldstore.storage (name),
+    object_key   text        NOT NULL UNIQUE,
+    state        text        NOT NULL DEFAULT 'in_progress' CHECK (state IN ('in_progress', 'active', 'deleted', 'detached')),
+    job_id       uuid,
+    min_seq      bigint,
+    max_seq      bigint,
+    row_count    bigint      NOT NULL DEFAULT 0,
+    dead_count   bigint      NOT NULL DEFAULT 0,
+    tombstones   bigint      NOT NULL DEFAULT 0,
+    size_bytes   bigint      NOT NULL DEFAULT 0,
+    sha256       bytea,
+    key_hashes   bytea,
+    dead         bytea,
+    dead_version bigint      NOT NULL DEFAULT 0,
+    created_at   timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    ended_at     timestamptz,
+    CHECK (state = 'in_progress' OR (min_seq <= max_seq AND sha256 IS NOT NULL))
+);
+COMMENT ON COLUMN koldstore.segment.key_hashes IS 'One 64-bit hash of the primary key for each row, in row order, big endian.';
+COMMENT ON COLUMN koldstore.segment.dead IS 'Ordinals of rows that a newer segment supersedes, as a serialized roaring bitmap; NULL while there are none.';
+-- No two active segments of a table overlap in seq.
+CREATE INDEX segment_by_seq ON koldstore.segment (table_oid, max_seq) WHERE state = 'active';
+CREATE INDEX segment_by_state ON koldstore.segment (state) WHERE state <> 'active';
+
+CREATE TABLE koldstore.stream (
+    stream_id    bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    schema_name  name        NOT NULL,
+    name         name        NOT NULL,
+    table_oid    oid         NOT NULL,
+    log_oid      oid         NOT NULL UNIQUE,
+    predicate    text        NOT NULL,
+    predicate_fn oid         NOT NULL,
+    pre_image    boolean     NOT NULL,
+    retention    interval,
+    start_at     text        NOT NULL CHECK (start_at IN ('now', 'earliest')),
+    seed_max_seq bigint      NOT NULL DEFAULT 0,
+    state        text        NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'active', 'broken')),
+    reason       text,
+    floor        text,
+    created_by   name        NOT NULL,
+    created_at   timestamptz NOT NULL DEFAULT pg_catalog.now(),
+    UNIQUE (schema_name, name)
+);
+COMMENT ON COLUMN koldstore.stream.seed_max_seq IS 'The last seq that the backfill of start = earliest used; live events get higher ones.';
+COMMENT ON COLUMN koldstore.stream.floor IS 'Monotonic: the highest event id that the retention sweep has removed.';
+CREATE INDEX stream_by_table ON koldstore.stream (table_oid);
+
+-- Numbers that change with every batch, apart from the definition so that it stays small and quiet.
+CREATE TABLE koldstore.stream_status (
+    stream_id   bigint PRIMARY KEY REFERENCES koldstore.stream ON DELETE CASCADE,
+    tail_id     text COLLATE "C",
+    events      bigint NOT NULL DEFAULT 0,
+    events_lost bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 50);
+COMMENT ON COLUMN koldstore.stream_status.tail_id IS 'The last event that was handed to live push.';
+
+CREATE TABLE koldstore.quarantine (
+    quarantine_id bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at            timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    table_oid     oid         NOT NULL,
+    stream_id     bigint,
+    seq           bigint      NOT NULL,
+    op            smallint    NOT NULL,
+    commit_lsn    pg_lsn      NOT NULL,
+    sqlstate      text        NOT NULL,
+    message       text        NOT NULL,
+    row_text      text
+);
+COMMENT ON TABLE koldstore.quarantine IS
+    'Row changes that could not become an event (stream_id set) or a mirror row (stream_id NULL), with the error. row_text is the row as a literal of the table''s row type.';
+
+---- create above / drop below ----
+
+DROP TABLE koldstore.published_table, koldstore.quarantine, koldstore.stream_status, koldstore.stream, koldstore.segment, koldstore.job, koldstore.managed_table,
+    koldstore.storage, koldstore.wal_marker, koldstore.command, koldstore.writer_token, koldstore.checkpoint;

@@ -1,0 +1,278 @@
+-- How commands reach the catalog in the name of the right role, and helpers that the other functions share.
+
+-- assert_readable raises 42501 unless the current user may read every row and column of a table. Policies of mirrors and
+-- logs call it, so that it judges whoever runs the query: SET ROLE and SECURITY DEFINER functions included.
+CREATE FUNCTION koldstore.assert_readable(table_oid oid) RETURNS boolean
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF pg_catalog.has_table_privilege(table_oid, 'SELECT') IS NOT TRUE THEN
+        RAISE EXCEPTION 'permission denied for table %', coalesce(table_oid::pg_catalog.regclass::text, table_oid::text)
+            USING ERRCODE = '42501', HINT = 'Changes of a table are shown to roles that may SELECT the whole table.';
+    END IF;
+    IF pg_catalog.row_security_active(table_oid) THEN
+        RAISE EXCEPTION 'row-level security applies to % on table %', current_user, table_oid::pg_catalog.regclass
+            USING ERRCODE = '42501', HINT = 'Changes of a table are shown to roles that may see all of its rows.';
+    END IF;
+    RETURN true;
+END $$;
+
+-- may_read is the same as a question. NULL (the table is gone) counts as no.
+CREATE FUNCTION koldstore.may_read(table_oid oid) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(pg_catalog.has_table_privilege(table_oid, 'SELECT') AND NOT pg_catalog.row_security_active(table_oid), false)
+$$;
+
+-- event_id is koldproxy.EventID in SQL.
+CREATE FUNCTION koldstore.event_id(seq bigint, commit_lsn pg_lsn) RETURNS text
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+    SELECT pg_catalog.lpad(((seq >> 22) + 1704067200000)::text, 17, '0') || '-' ||
+           pg_catalog.lpad((seq & 4194303)::text, 10, '0') || '-' ||
+           pg_catalog.lpad(pg_catalog.to_hex((commit_lsn - '0/0'::pg_lsn)::bigint), 16, '0')
+$$;
+
+-- seq_at is the first seq of a moment.
+CREATE FUNCTION koldstore.seq_at(at timestamptz) RETURNS bigint
+LANGUAGE sql STABLE STRICT PARALLEL SAFE AS $$
+    SELECT greatest(pg_catalog.floor(EXTRACT(epoch FROM at) * 1000)::bigint - 1704067200000, 0) << 22
+$$;
+
+CREATE SEQUENCE koldstore.snowflake_counter MINVALUE 0 MAXVALUE 4194303 CYCLE CACHE 32;
+CREATE FUNCTION koldstore.snowflake_id() RETURNS bigint
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT koldstore.seq_at(pg_catalog.clock_timestamp()) | pg_catalog.nextval('koldstore.snowflake_counter')
+$$;
+COMMENT ON FUNCTION koldstore.snowflake_id() IS
+    'A unique, roughly time-ordered id. It has the shape of a seq and is none: only the applier hands out seqs.';
+
+CREATE FUNCTION koldstore.koldstore_version() RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT '0.1.0'::text $$;
+
+CREATE FUNCTION koldstore.is_owner(requester name, table_oid oid) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT pg_catalog.pg_has_role(requester, c.relowner, 'USAGE') FROM pg_catalog.pg_class c WHERE c.oid = table_oid
+$$;
+
+-- check_table refuses every kind of table that cannot be captured, saying which and why.
+CREATE FUNCTION koldstore.check_table(requester name, rel regclass) RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    c      pg_catalog.pg_class;
+    schema name;
+    why    text;
+    hint   text;
+    cols   text;
+BEGIN
+    SELECT * INTO c FROM pg_catalog.pg_class WHERE oid = rel;
+    SELECT nspname INTO schema FROM pg_catalog.pg_namespace WHERE oid = c.relnamespace;
+    IF NOT koldstore.is_owner(requester, rel) THEN
+        RAISE EXCEPTION 'must be owner of table %', c.relname USING ERRCODE = '42501';
+    END IF;
+    IF schema = 'koldstore' OR EXISTS (SELECT FROM koldstore.stream s WHERE s.log_oid = rel) THEN
+        why := 'it belongs to koldproxy itself';
+    ELSIF schema IN ('pg_catalog', 'information_schema', 'pg_toast') THEN
+        why := 'it is a system catalog';
+    ELSIF c.relkind = 'v' THEN why := 'it is a view';
+    ELSIF c.relkind = 'm' THEN why := 'it is a materialized view';
+    ELSIF c.relkind = 'f' THEN why := 'it is a foreign table';
+    ELSIF c.relkind = 'p' THEN why := 'it is partitioned, which this version does not support';
+    ELSIF c.relkind <> 'r' THEN why := 'it is no table';
+    ELSIF c.relispartition THEN why := 'it is a partition, which this version does not support';
+    ELSIF c.relpersistence = 'u' THEN why := 'it is unlogged'; hint := 'Use ALTER TABLE … SET LOGGED first.';
+    ELSIF c.relpersistence = 't' THEN why := 'it is temporary';
+    ELSIF NOT EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = rel AND i.indisprimary) THEN
+        why := 'it has no primary key'; hint := 'Add one: ALTER TABLE … ADD PRIMARY KEY (…).';
+    ELSIF EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = rel AND i.indisprimary AND NOT i.indimmediate) THEN
+        why := 'its primary key is deferrable';
+    ELSE
+        SELECT pg_catalog.string_agg(pg_catalog.quote_ident(a.attname), ', ' ORDER BY a.attnum) INTO cols
+        FROM pg_catalog.pg_attribute a
+        WHERE a.attrelid = rel AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> '';
+        IF cols IS NOT NULL THEN
+            why := 'it has generated columns (' || cols || '), which this version does not support';
+        END IF;
+    END IF;
+    IF why IS NOT NULL THEN
+        RAISE EXCEPTION 'changes of "%" cannot be captured: %', c.relname, why
+            USING ERRCODE = '55000', HINT = coalesce(hint, '');
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s, koldstore.checkpoint p WHERE s.slot_name = p.slot_name) THEN
+        RAISE EXCEPTION 'koldproxy has not started on database "%" yet', pg_catalog.current_database()
+            USING ERRCODE = '55000', HINT = 'Start koldproxy with this database in [postgres] databases; it creates its replication slot then.';
+    END IF;
+END $$;
+
+-- lock_writers_out waits until no transaction that wrote to the table is open, and keeps new ones out until the end of
+-- this transaction. It waits a second at a time, so that writers queue behind it for no longer than that.
+CREATE FUNCTION koldstore.lock_writers_out(rel regclass, full_identity boolean) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    timeout_before text := pg_catalog.current_setting('lock_timeout');
+    blockers       text;
+BEGIN
+    FOR attempt IN 1 .. 15 LOOP
+        BEGIN
+            PERFORM pg_catalog.set_config('lock_timeout', '1s', true);
+            IF full_identity THEN
+                EXECUTE pg_catalog.format('ALTER TABLE %s REPLICA IDENTITY FULL', rel);
+            ELSE
+                EXECUTE pg_catalog.format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', rel);
+            END IF;
+            PERFORM pg_catalog.set_config('lock_timeout', timeout_before, true);
+            RETURN;
+        EXCEPTION WHEN lock_not_available THEN
+            PERFORM pg_catalog.pg_sleep(0.2);
+        END;
+    END LOOP;
+    SELECT pg_catalog.string_agg(DISTINCT l.pid::text, ', ') INTO blockers
+    FROM pg_catalog.pg_locks l
+    WHERE l.relation = rel AND l.granted AND l.pid <> pg_catalog.pg_backend_pid()
+      AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database());
+    RAISE EXCEPTION 'could not get a moment without writers on table %', rel
+        USING ERRCODE = '55P03', DETAIL = 'Sessions holding locks on it: ' || coalesce(blockers, 'unknown') || '.',
+              HINT = 'Wait for their transactions to end, then try again.';
+END $$;
+
+-- publish puts a table into the publication, without a gap: every writer that is still open could have written rows that
+-- will never be decoded, so it is waited for (PostgreSQL decodes a row only if the table was published when it was written).
+-- The old row, whole, is needed for exit and delete events and for values behind unchanged TOAST pointers.
+CREATE FUNCTION koldstore.publish(rel regclass) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    identity "char" := (SELECT relreplident FROM pg_catalog.pg_class WHERE oid = rel);
+BEGIN
+    IF EXISTS (SELECT FROM koldstore.published_table t WHERE t.table_oid = rel) AND identity = 'f' THEN
+        RETURN;
+    END IF;
+    PERFORM koldstore.lock_writers_out(rel, identity <> 'f');
+    IF NOT EXISTS (
+        SELECT FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid
+        WHERE p.pubname = 'koldproxy' AND r.prrelid = rel)
+    THEN
+        EXECUTE pg_catalog.format('ALTER PUBLICATION koldproxy ADD TABLE ONLY %s', rel);
+    END IF;
+    INSERT INTO koldstore.published_table (table_oid, identity_before) VALUES (rel, identity) ON CONFLICT DO NOTHING;
+END $$;
+
+-- unpublish takes a table out again when no stream and no mirror needs it, and gives it back the identity it had.
+CREATE FUNCTION koldstore.unpublish(rel oid) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    identity "char";
+BEGIN
+    IF EXISTS (SELECT FROM koldstore.stream s WHERE s.table_oid = rel)
+       OR EXISTS (SELECT FROM koldstore.managed_table m WHERE m.table_oid = rel) THEN
+        RETURN;
+    END IF;
+    DELETE FROM koldstore.published_table t WHERE t.table_oid = rel RETURNING t.identity_before INTO identity;
+    IF identity IS NULL OR NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = rel) THEN
+        RETURN;
+    END IF;
+    EXECUTE pg_catalog.format('ALTER PUBLICATION koldproxy DROP TABLE ONLY %s', rel::pg_catalog.regclass);
+    IF identity IN ('d', 'n') THEN
+        EXECUTE pg_catalog.format('ALTER TABLE %s REPLICA IDENTITY %s', rel::pg_catalog.regclass,
+            CASE identity WHEN 'd' THEN 'DEFAULT' ELSE 'NOTHING' END);
+    END IF;
+END $$;
+
+-- The rows of koldstore.command do the work. Two triggers, in the order of their names: the first runs as the caller and
+-- notes who that is, the second runs as koldproxy. Writing the row by hand is the same as calling the function.
+CREATE FUNCTION koldstore.command_requester() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.requester := current_user;
+    NEW.at := pg_catalog.now();
+    NEW.result := NULL;
+    RETURN NEW;
+END $$;
+
+CREATE FUNCTION koldstore.command_execute() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET timezone = 'UTC' SET extra_float_digits = 3 SET bytea_output = 'hex' SET lc_monetary = 'C'
+AS $$
+BEGIN
+    NEW.result := CASE NEW.verb
+        WHEN 'manage_table' THEN koldstore.do_manage_table(NEW.requester, NEW.args)
+        WHEN 'unmanage_table' THEN koldstore.do_unmanage_table(NEW.requester, NEW.args)
+        WHEN 'set_retention' THEN koldstore.do_set_retention(NEW.requester, NEW.args)
+        WHEN 'set_table_auto_flush' THEN koldstore.do_set_table_auto_flush(NEW.requester, NEW.args)
+        WHEN 'flush_table' THEN koldstore.do_flush_table(NEW.requester, NEW.args)
+        WHEN 'cancel_job' THEN koldstore.do_cancel_job(NEW.requester, NEW.args)
+        WHEN 'create_stream' THEN koldstore.do_create_stream(NEW.requester, NEW.args)
+        WHEN 'drop_stream' THEN koldstore.do_drop_stream(NEW.requester, NEW.args)
+    END;
+    IF NEW.result IS NULL THEN
+        RAISE EXCEPTION 'unknown command "%"', NEW.verb USING ERRCODE = '22023';
+    END IF;
+    RETURN NEW;
+END $$;
+
+CREATE TRIGGER a_requester BEFORE INSERT ON koldstore.command FOR EACH ROW EXECUTE FUNCTION koldstore.command_requester();
+CREATE TRIGGER b_execute BEFORE INSERT ON koldstore.command FOR EACH ROW EXECUTE FUNCTION koldstore.command_execute();
+ALTER TABLE koldstore.command ENABLE ALWAYS TRIGGER a_requester;
+ALTER TABLE koldstore.command ENABLE ALWAYS TRIGGER b_execute;
+ALTER TABLE koldstore.command ENABLE ROW LEVEL SECURITY;
+CREATE POLICY anyone_may_ask ON koldstore.command FOR INSERT WITH CHECK (true);
+CREATE POLICY own_answers ON koldstore.command FOR SELECT USING (requester = current_user);
+GRANT INSERT (verb, args), SELECT ON koldstore.command TO PUBLIC;
+
+-- Guard of logs and mirrors: only koldproxy's role, which owns them, writes. Superusers are refused as well, because a
+-- row written by hand could not be told from a captured one.
+CREATE FUNCTION koldstore.refuse_write() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_user <> (SELECT pg_catalog.pg_get_userbyid(c.relowner) FROM pg_catalog.pg_class c WHERE c.oid = TG_RELID) THEN
+        RAISE EXCEPTION 'cannot % "%": it is written by koldproxy only',
+            CASE TG_OP WHEN 'INSERT' THEN 'insert into' WHEN 'DELETE' THEN 'delete from' ELSE pg_catalog.lower(TG_OP) END, TG_TABLE_NAME
+            USING ERRCODE = '42809', HINT = TG_ARGV[0];
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- guard makes a log or mirror read-only and shows it to those who may read the whole source table. Everybody holds the
+-- privileges to write, so that a write is answered by the guard (42809, with a hint) and not by a puzzling 42501; behind the
+-- guard, row-level security without a policy for writes refuses them once more.
+CREATE FUNCTION koldstore.guard(target oid, source oid, extra_condition text, hint text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    rel text := target::pg_catalog.regclass::text;
+BEGIN
+    EXECUTE pg_catalog.format(
+        'CREATE TRIGGER koldproxy_guard BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION koldstore.refuse_write(%L)', rel, hint);
+    EXECUTE pg_catalog.format('ALTER TABLE %s ENABLE ALWAYS TRIGGER koldproxy_guard', rel);
+    EXECUTE pg_catalog.format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', rel);
+    EXECUTE pg_catalog.format('CREATE POLICY koldproxy_readers ON %s FOR SELECT USING ((SELECT koldstore.assert_readable(%s))%s)',
+        rel, source, coalesce(' AND ' || extra_condition, ''));
+    EXECUTE pg_catalog.format('GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON %s TO PUBLIC', rel);
+END $$;
+
+CREATE PUBLICATION koldproxy FOR TABLE koldstore.wal_marker;
+
+-- What everybody may see of the catalog: what concerns tables they may read.
+GRANT USAGE ON SCHEMA koldstore TO PUBLIC;
+GRANT SELECT ON koldstore.checkpoint, koldstore.managed_table, koldstore.job, koldstore.stream TO PUBLIC;
+GRANT SELECT (segment_id, table_oid, storage, state, job_id, min_seq, max_seq, row_count, dead_count, tombstones, size_bytes, created_at, ended_at)
+    ON koldstore.segment TO PUBLIC;
+ALTER TABLE koldstore.managed_table ENABLE ROW LEVEL SECURITY;
+ALTER TABLE koldstore.job ENABLE ROW LEVEL SECURITY;
+ALTER TABLE koldstore.stream ENABLE ROW LEVEL SECURITY;
+ALTER TABLE koldstore.segment ENABLE ROW LEVEL SECURITY;
+CREATE POLICY readers ON koldstore.managed_table FOR SELECT USING (koldstore.may_read(table_oid));
+CREATE POLICY readers ON koldstore.job FOR SELECT USING (koldstore.may_read(table_oid));
+CREATE POLICY readers ON koldstore.stream FOR SELECT USING (koldstore.may_read(table_oid));
+CREATE POLICY readers ON koldstore.segment FOR SELECT USING (koldstore.may_read(table_oid));
+
+---- create above / drop below ----
+
+DROP PUBLICATION koldproxy;
+DROP POLICY readers ON koldstore.managed_table;
+DROP POLICY readers ON koldstore.job;
+DROP POLICY readers ON koldstore.stream;
+DROP POLICY readers ON koldstore.segment;
+DROP POLICY anyone_may_ask ON koldstore.command;
+DROP POLICY own_answers ON koldstore.command;
+DROP TRIGGER a_requester ON koldstore.command;
+DROP TRIGGER b_execute ON koldstore.command;
+DROP FUNCTION koldstore.guard, koldstore.refuse_write, koldstore.command_execute, koldstore.command_requester, koldstore.unpublish,
+    koldstore.publish, koldstore.lock_writers_out, koldstore.check_table, koldstore.is_owner, koldstore.koldstore_version,
+    koldstore.snowflake_id, koldstore.seq_at, koldstore.event_id, koldstore.may_read, koldstore.assert_readable;
+DROP SEQUENCE koldstore.snowflake_counter;

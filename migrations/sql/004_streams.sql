@@ -1,0 +1,385 @@
+-- Change streams.
+
+-- create_stream is what CREATE STREAM becomes. It runs as the caller, under the caller's search_path, and lets PostgreSQL
+-- judge the predicate as it judges that of a partial index: boolean, immutable, of this table's columns only, no subqueries
+-- or aggregates, with PostgreSQL's own messages. What is stored is PostgreSQL's reading of it and never the caller's text.
+CREATE PROCEDURE koldstore.create_stream(stream_schema text, stream_name text, table_schema text, table_name text, predicate text,
+    if_not_exists boolean DEFAULT false, options jsonb DEFAULT '{}')
+LANGUAGE plpgsql AS $$
+DECLARE
+    shown  text := CASE WHEN table_schema IS NULL THEN pg_catalog.quote_ident(table_name)
+                        ELSE pg_catalog.quote_ident(table_schema) || '.' || pg_catalog.quote_ident(table_name) END;
+    rel    regclass := pg_catalog.to_regclass(shown);
+    schema name := coalesce(stream_schema, pg_catalog.current_schema());
+    probe  text;
+BEGIN
+    IF rel IS NULL THEN
+        RAISE EXCEPTION 'relation "%" does not exist', CASE WHEN table_schema IS NULL THEN table_name ELSE table_schema || '.' || table_name END
+            USING ERRCODE = '42P01';
+    ELSIF schema IS NULL THEN
+        RAISE EXCEPTION 'no schema has been selected to create in' USING ERRCODE = '3F000';
+    ELSIF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace n WHERE n.nspname = schema) THEN
+        RAISE EXCEPTION 'schema "%" does not exist', schema USING ERRCODE = '3F000';
+    ELSIF predicate IS NULL OR pg_catalog.btrim(predicate) = '' THEN
+        RAISE EXCEPTION 'a stream needs a predicate' USING ERRCODE = '42601', HINT = 'CREATE STREAM name ON table WHEN ( boolean expression )';
+    END IF;
+    IF koldstore.stream_exists(schema, stream_name) THEN
+        IF if_not_exists THEN
+            RAISE NOTICE 'stream "%" already exists, skipping', stream_name USING ERRCODE = '42710';
+            RETURN;
+        END IF;
+        RAISE EXCEPTION 'stream "%" already exists', stream_name USING ERRCODE = '42710';
+    END IF;
+    PERFORM koldstore.check_stream_options(options);
+    PERFORM koldstore.check_table(current_user, rel);
+
+    -- The probe has the table's name, so that the predicate may use it as a qualifier.
+    SELECT c.relname INTO probe FROM pg_catalog.pg_class c WHERE c.oid = rel;
+    EXECUTE pg_catalog.format('CREATE TEMPORARY TABLE %I (LIKE %s)', probe, rel);
+    EXECUTE pg_catalog.format(E'CREATE INDEX koldproxy_probe ON pg_temp.%I ((1)) WHERE /*koldstore:when*/(%s\n)', probe, predicate);
+    INSERT INTO koldstore.command (verb, args)
+    VALUES ('create_stream', pg_catalog.jsonb_build_object('schema', schema, 'name', stream_name, 'table', rel::oid,
+        'probe', pg_catalog.to_regclass('pg_temp.koldproxy_probe')::oid, 'options', options));
+    EXECUTE pg_catalog.format('DROP TABLE pg_temp.%I', probe);
+END $$;
+
+CREATE FUNCTION koldstore.stream_exists(schema name, stream name) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT EXISTS (SELECT FROM koldstore.stream s WHERE s.schema_name = schema AND s.name = stream)
+$$;
+
+-- parse_retention reads 90m, 24h, 30d and their like: a whole number and one of s, m, h, d, w.
+CREATE FUNCTION koldstore.parse_retention(value text) RETURNS interval
+LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+DECLARE
+    part text[] := pg_catalog.regexp_match(value, '^\s*([0-9]{1,9})\s*([smhdw])\s*$');
+BEGIN
+    IF part IS NULL OR part[1]::bigint = 0 THEN
+        RAISE EXCEPTION 'invalid retention "%"', value USING ERRCODE = '22023',
+            HINT = 'Give a positive whole number and a unit, as ''90m'', ''24h'' or 30d (s, m, h, d, w); leave retention out to keep events for ever.';
+    END IF;
+    RETURN CASE part[2]
+        WHEN 's' THEN pg_catalog.make_interval(secs => part[1]::float8)
+        WHEN 'm' THEN pg_catalog.make_interval(mins => part[1]::int)
+        WHEN 'h' THEN pg_catalog.make_interval(hours => part[1]::int)
+        WHEN 'd' THEN pg_catalog.make_interval(days => part[1]::int)
+        ELSE pg_catalog.make_interval(weeks => part[1]::int) END;
+EXCEPTION WHEN datetime_field_overflow OR numeric_value_out_of_range THEN
+    RAISE EXCEPTION 'retention "%" is too long', value USING ERRCODE = '22023';
+END $$;
+
+CREATE FUNCTION koldstore.check_stream_options(options jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    o record;
+BEGIN
+    FOR o IN SELECT * FROM pg_catalog.jsonb_each_text(options) LOOP
+        CASE o.key
+            WHEN 'start' THEN
+                IF o.value IS NULL OR o.value NOT IN ('now', 'earliest') THEN
+                    RAISE EXCEPTION 'invalid start "%"', coalesce(o.value, 'null') USING ERRCODE = '22023', HINT = 'start is ''now'' (the default) or ''earliest''.';
+                END IF;
+            WHEN 'pre_image' THEN
+                IF o.value IS NULL OR pg_catalog.lower(o.value) NOT IN ('true', 'false', 'on', 'off', '1', '0') THEN
+                    RAISE EXCEPTION 'invalid pre_image "%"', coalesce(o.value, 'null') USING ERRCODE = '22023', HINT = 'pre_image is true or false (the default).';
+                END IF;
+            WHEN 'retention' THEN
+                IF o.value IS NULL THEN
+                    RAISE EXCEPTION 'invalid retention "null"' USING ERRCODE = '22023', HINT = 'Leave retention out to keep events for ever.';
+                END IF;
+                PERFORM koldstore.parse_retention(o.value);
+            ELSE
+                RAISE EXCEPTION 'unrecognized stream option "%"', o.key USING ERRCODE = '22023', HINT = 'The options are start, pre_image and retention.';
+        END CASE;
+    END LOOP;
+END $$;
+
+CREATE FUNCTION koldstore.do_create_stream(requester name, args jsonb) RETURNS jsonb
+LANGUAGE plpgsql AS $$
+DECLARE
+    rel        oid := (args ->> 'table')::oid;
+    probe      oid := (args ->> 'probe')::oid;
+    schema     name := args ->> 'schema';
+    stream     text := args ->> 'name';
+    opts       jsonb := args -> 'options';
+    log_name   text := '_stream_' || stream;
+    pre_image  boolean := coalesce((opts ->> 'pre_image')::boolean, false);
+    earliest   boolean := coalesce(opts ->> 'start', 'now') = 'earliest';
+    keep       interval := koldstore.parse_retention(opts ->> 'retention');
+    source     text;
+    owner      name;
+    judged     text;
+    used       text;
+    log        text;
+    log_oid    oid;
+    id         bigint;
+    fn         text;
+    key_json   text;
+    key_order  text;
+    base       bigint;
+    rows       bigint := 0;
+BEGIN
+    PERFORM koldstore.check_table(requester, rel);
+    PERFORM koldstore.check_stream_options(opts);
+    IF pg_catalog.octet_length(log_name) > 63 THEN
+        RAISE EXCEPTION 'stream name "%" is too long', stream USING ERRCODE = '42622', DETAIL = 'The log''s name, _stream_ and the stream''s, has to fit in 63 bytes.';
+    ELSIF NOT pg_catalog.has_schema_privilege(requester, schema, 'CREATE') THEN
+        RAISE EXCEPTION 'permission denied for schema %', schema USING ERRCODE = '42501';
+    ELSIF EXISTS (SELECT FROM koldstore.stream s WHERE s.schema_name = schema AND s.name = stream) THEN
+        RAISE EXCEPTION 'stream "%" already exists', stream USING ERRCODE = '42710';
+    END IF;
+    log := pg_catalog.format('%I.%I', schema, log_name);
+    IF pg_catalog.to_regclass(log) IS NOT NULL OR pg_catalog.to_regtype(log) IS NOT NULL THEN
+        RAISE EXCEPTION 'relation "%" already exists', log_name USING ERRCODE = '42P07',
+            DETAIL = 'A stream keeps its events in a table of this name, and does not adopt one that is there already.',
+            HINT = 'Rename that table, or give the stream another name.';
+    END IF;
+
+    -- PostgreSQL's own text of the predicate, from a probe that the caller made in this session.
+    SELECT pg_catalog.pg_get_expr(i.indpred, i.indrelid),
+           (SELECT pg_catalog.string_agg(DISTINCT pg_catalog.format('(r).%1$I', a.attname), ', ')
+            FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
+            WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = i.indexrelid
+              AND d.refclassid = 'pg_catalog.pg_class'::regclass AND d.refobjid = i.indrelid AND d.refobjsubid > 0)
+    INTO judged, used
+    FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
+    WHERE i.indexrelid = probe AND c.relnamespace = pg_catalog.pg_my_temp_schema() AND pg_catalog.pg_get_userbyid(c.relowner) = requester;
+    IF judged IS NULL THEN
+        RAISE EXCEPTION 'create a stream with CREATE STREAM' USING ERRCODE = '55000';
+    ELSIF used IS NULL THEN
+        used := '1 AS "?"';
+    END IF;
+
+    PERFORM koldstore.publish(rel);
+    source := rel::regclass::text;
+    SELECT pg_catalog.pg_get_userbyid(c.relowner) INTO owner FROM pg_catalog.pg_class c WHERE c.oid = rel;
+
+    -- COLLATE "C": ids sort as bytes, whatever the database's collation.
+    EXECUTE pg_catalog.format('CREATE TABLE %s (id text COLLATE "C" PRIMARY KEY, op text NOT NULL, k jsonb NOT NULL, ts timestamptz NOT NULL, doc jsonb%s)',
+        log, CASE WHEN pre_image THEN ', old jsonb' ELSE '' END);
+    log_oid := log::regclass;
+    PERFORM koldstore.guard(log_oid, rel, CASE WHEN keep IS NOT NULL THEN pg_catalog.format('ts > pg_catalog.statement_timestamp() - interval %L', keep) END,
+        pg_catalog.format('Events come from writes to %s. DROP STREAM %I removes the stream and its log.', source, stream));
+
+    id := pg_catalog.nextval(pg_catalog.pg_get_serial_sequence('koldstore.stream', 'stream_id'));
+    fn := pg_catalog.format('koldstore.%I', 'predicate_' || id);
+    -- The predicate may call the owner's functions: they run with the owner's rights, not with koldproxy's. The body holds
+    -- parsed column references, so renames follow and dropping or retyping a used column is refused.
+    EXECUTE pg_catalog.format('CREATE FUNCTION %s(r %s) RETURNS boolean LANGUAGE sql STABLE SECURITY DEFINER RETURN (SELECT %s FROM (SELECT %s) AS %I)',
+        fn, source, judged, used, (SELECT c.relname FROM pg_catalog.pg_class c WHERE c.oid = rel));
+    EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s(%s) FROM PUBLIC', fn, source);
+    EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s(%s) TO CURRENT_USER', fn, source);
+    EXECUTE pg_catalog.format('ALTER FUNCTION %s(%s) OWNER TO %I', fn, source, owner);
+    EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s(%s) TO CURRENT_USER', fn, source);
+
+    IF earliest THEN
+        IF pg_catalog.current_setting('transaction_isolation') <> 'read committed' THEN
+            RAISE EXCEPTION 'start = ''earliest'' needs READ COMMITTED' USING ERRCODE = '0A000',
+                DETAIL = 'The backfill has to see every row that was committed before the table was locked.';
+        END IF;
+        -- No writer is between the backfill and the first live event: rows that are there now are backfilled, and what is
+        -- written after this transaction comes by in the write-ahead log behind the marker.
+        PERFORM koldstore.lock_writers_out(rel, false);
+        SELECT CASE count(*) WHEN 1 THEN min(pg_catalog.format('pg_catalog.to_jsonb(t.%I)', a.attname))
+                    ELSE 'pg_catalog.jsonb_build_object(' || pg_catalog.string_agg(pg_catalog.format('%1$L, t.%1$I', a.attname), ', ' ORDER BY k.ord) || ')' END,
+               pg_catalog.string_agg(pg_catalog.format('t.%I', a.attname), ', ' ORDER BY k.ord)
+        INTO key_json, key_order
+        FROM pg_catalog.pg_index i
+        CROSS JOIN LATERAL pg_catalog.unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, ord)
+        JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+        WHERE i.indrelid = rel AND i.indisprimary;
+        SELECT greatest(c.watermark, koldstore.seq_at(pg_catalog.clock_timestamp())) INTO base FROM koldstore.checkpoint c;
+        EXECUTE pg_catalog.format(
+            'INSERT INTO %s (id, op, k, ts, doc%s)
+             SELECT koldstore.event_id($1 + row_number() OVER (ORDER BY %s), $2), ''put'', %s, pg_catalog.now(), pg_catalog.to_jsonb(t.*)%s FROM ONLY %s t WHERE %s(t.*)',
+            log, CASE WHEN pre_image THEN ', old' ELSE '' END, key_order, key_json, CASE WHEN pre_image THEN ', NULL' ELSE '' END, source, fn)
+            USING base, pg_catalog.pg_current_wal_insert_lsn();
+        GET DIAGNOSTICS rows = ROW_COUNT;
+    END IF;
+
+    INSERT INTO koldstore.stream (stream_id, schema_name, name, table_oid, log_oid, predicate, predicate_fn, pre_image, retention, start_at, seed_max_seq, created_by)
+    OVERRIDING SYSTEM VALUE
+    VALUES (id, schema, stream, rel, log_oid, judged, pg_catalog.to_regprocedure(pg_catalog.format('%s(%s)', fn, source)), pre_image, keep,
+        CASE WHEN earliest THEN 'earliest' ELSE 'now' END, coalesce(base + rows, 0), requester);
+    EXECUTE pg_catalog.format('INSERT INTO koldstore.stream_status (stream_id, events, tail_id) SELECT $1, $2, max(id) FROM %s', log) USING id, rows;
+    INSERT INTO koldstore.wal_marker (kind, subject) VALUES ('stream', id);
+    RETURN pg_catalog.jsonb_build_object('stream_id', id, 'log', log, 'backfilled', rows);
+END $$;
+
+CREATE PROCEDURE koldstore.drop_stream(stream_schema text, stream_name text, if_exists boolean DEFAULT false)
+LANGUAGE plpgsql AS $$
+DECLARE
+    schema name := stream_schema;
+BEGIN
+    IF schema IS NULL THEN
+        SELECT p.nspname INTO schema
+        FROM pg_catalog.unnest(pg_catalog.current_schemas(true)) WITH ORDINALITY AS p(nspname, ord)
+        WHERE koldstore.stream_exists(p.nspname, stream_name) ORDER BY p.ord LIMIT 1;
+    END IF;
+    IF schema IS NULL OR NOT koldstore.stream_exists(schema, stream_name) THEN
+        IF if_exists THEN
+            RAISE NOTICE 'stream "%" does not exist, skipping', stream_name;
+            RETURN;
+        END IF;
+        RAISE EXCEPTION 'stream "%" does not exist', stream_name USING ERRCODE = '42704';
+    END IF;
+    INSERT INTO koldstore.command (verb, args) VALUES ('drop_stream', pg_catalog.jsonb_build_object('schema', schema, 'name', stream_name));
+END $$;
+
+CREATE FUNCTION koldstore.do_drop_stream(requester name, args jsonb) RETURNS jsonb
+LANGUAGE plpgsql AS $$
+DECLARE
+    s koldstore.stream;
+BEGIN
+    SELECT * INTO s FROM koldstore.stream t WHERE t.schema_name = args ->> 'schema' AND t.name = args ->> 'name' FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'stream "%" does not exist', args ->> 'name' USING ERRCODE = '42704';
+    ELSIF coalesce(koldstore.is_owner(requester, s.table_oid), pg_catalog.pg_has_role(requester, s.created_by, 'USAGE')) IS NOT TRUE THEN
+        RAISE EXCEPTION 'must be owner of stream %', s.name USING ERRCODE = '42501', HINT = 'A stream belongs to the owner of its table.';
+    END IF;
+    IF EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = s.log_oid) THEN
+        EXECUTE pg_catalog.format('DROP TABLE %s', s.log_oid::regclass);
+    END IF;
+    IF EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.oid = s.predicate_fn) THEN
+        EXECUTE pg_catalog.format('DROP FUNCTION %s', s.predicate_fn::regprocedure);
+    END IF;
+    DELETE FROM koldstore.stream t WHERE t.stream_id = s.stream_id;
+    PERFORM koldstore.unpublish(s.table_oid);
+    RETURN pg_catalog.jsonb_build_object('stream_id', s.stream_id);
+END $$;
+
+-- show_streams is what SHOW STREAMS becomes; live is what the koldproxy instance at hand knows about consumers and lag:
+-- {"schema.stream": {"consumers": n, "lag": n}}.
+CREATE FUNCTION koldstore.show_streams(live jsonb DEFAULT '{}')
+RETURNS TABLE (name text, "table" text, predicate text, consumers integer, lag bigint, state text, events_lost bigint, retention interval)
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN s.schema_name = ANY (pg_catalog.current_schemas(false)) THEN pg_catalog.quote_ident(s.name)
+                ELSE pg_catalog.quote_ident(s.schema_name) || '.' || pg_catalog.quote_ident(s.name) END,
+           s.table_oid::regclass::text, s.predicate,
+           coalesce((l.entry ->> 'consumers')::integer, 0), (l.entry ->> 'lag')::bigint,
+           s.state, t.events_lost, s.retention
+    FROM koldstore.stream s
+    JOIN koldstore.stream_status t USING (stream_id)
+    CROSS JOIN LATERAL (SELECT live -> (s.schema_name || '.' || s.name)) AS l(entry)
+    ORDER BY s.schema_name, s.name
+$$;
+
+-- stream_floor is the highest event id that retention has removed: a consumer whose last id is below it has missed events.
+CREATE FUNCTION koldstore.stream_floor(name text) RETURNS text
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    found_floor text;
+    log         regclass;
+    part        text[] := pg_catalog.parse_ident(stream_floor.name);
+BEGIN
+    part[pg_catalog.array_length(part, 1)] := '_stream_' || part[pg_catalog.array_length(part, 1)];
+    log := pg_catalog.to_regclass((SELECT pg_catalog.string_agg(pg_catalog.quote_ident(p), '.') FROM pg_catalog.unnest(part) AS p));
+    SELECT s.floor INTO found_floor FROM koldstore.stream s WHERE s.log_oid = log;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'stream "%" does not exist', stream_floor.name USING ERRCODE = '42704';
+    END IF;
+    RETURN found_floor;
+END $$;
+
+-- may_subscribe judges a role that is not the current one, for the MQTT broker: the same rule as assert_readable.
+CREATE FUNCTION koldstore.may_subscribe(role name, schema name, stream name) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(bool_or(pg_catalog.has_table_privilege(r.oid, s.table_oid, 'SELECT')
+        AND (NOT c.relrowsecurity OR r.rolsuper OR r.rolbypassrls
+             OR (pg_catalog.pg_has_role(r.oid, c.relowner, 'USAGE') AND NOT c.relforcerowsecurity))), false)
+    FROM koldstore.stream s
+    JOIN pg_catalog.pg_class c ON c.oid = s.table_oid
+    JOIN pg_catalog.pg_roles r ON r.rolname = may_subscribe.role
+    WHERE s.schema_name = may_subscribe.schema AND s.name = may_subscribe.stream
+$$;
+
+-- Dropping or altering a log by hand is refused, and a stream whose table or predicate is dropped underneath it is marked
+-- broken. Event triggers need a superuser: without one, ownership alone protects logs (docs/guarantees.md).
+CREATE FUNCTION koldstore.refuse_ddl() RETURNS event_trigger
+LANGUAGE plpgsql AS $$
+DECLARE
+    hit text;
+BEGIN
+    IF pg_catalog.pg_has_role(current_user, (SELECT n.nspowner FROM pg_catalog.pg_namespace n WHERE n.nspname = 'koldstore'), 'MEMBER')
+       AND current_user = (SELECT pg_catalog.pg_get_userbyid(n.nspowner) FROM pg_catalog.pg_namespace n WHERE n.nspname = 'koldstore') THEN
+        RETURN;
+    END IF;
+    IF TG_EVENT = 'sql_drop' THEN
+        SELECT d.object_name INTO hit FROM pg_catalog.pg_event_trigger_dropped_objects() d
+        WHERE d.classid = 'pg_catalog.pg_class'::regclass AND koldstore.is_log(d.objid) LIMIT 1;
+    ELSE
+        SELECT c.relname INTO hit
+        FROM pg_catalog.pg_event_trigger_ddl_commands() d
+        LEFT JOIN pg_catalog.pg_trigger t ON d.classid = 'pg_catalog.pg_trigger'::regclass AND t.oid = d.objid
+        LEFT JOIN pg_catalog.pg_policy p ON d.classid = 'pg_catalog.pg_policy'::regclass AND p.oid = d.objid
+        LEFT JOIN pg_catalog.pg_index i ON d.classid = 'pg_catalog.pg_class'::regclass AND i.indexrelid = d.objid
+        JOIN pg_catalog.pg_class c ON c.oid = coalesce(t.tgrelid, p.polrelid, i.indrelid, d.objid)
+        WHERE koldstore.is_log(c.oid) LIMIT 1;
+    END IF;
+    IF hit IS NOT NULL THEN
+        RAISE EXCEPTION 'cannot % "%": it is the log of a stream', pg_catalog.lower(TG_TAG), hit
+            USING ERRCODE = '42809', HINT = 'DROP STREAM removes a stream and its log together.';
+    END IF;
+    IF TG_EVENT = 'sql_drop' THEN
+        PERFORM koldstore.note_dropped(pg_catalog.array_agg(d.objid)) FROM pg_catalog.pg_event_trigger_dropped_objects() d
+        WHERE d.classid IN ('pg_catalog.pg_class'::regclass, 'pg_catalog.pg_proc'::regclass);
+    END IF;
+END $$;
+
+CREATE FUNCTION koldstore.is_log(rel oid) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT EXISTS (SELECT FROM koldstore.stream s WHERE s.log_oid = rel)
+$$;
+
+-- note_dropped marks what lost its table or predicate. Anybody may call it, so it believes only what the catalog confirms.
+CREATE FUNCTION koldstore.note_dropped(dropped oid[]) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    UPDATE koldstore.stream s
+    SET state = 'broken', reason = CASE WHEN s.table_oid = ANY (dropped) THEN 'its table was dropped' ELSE 'its predicate was dropped with what it depended on' END
+    WHERE (s.table_oid = ANY (dropped) AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = s.table_oid))
+       OR (s.predicate_fn = ANY (dropped) AND NOT EXISTS (SELECT FROM pg_proc p WHERE p.oid = s.predicate_fn));
+    UPDATE koldstore.managed_table m SET state = 'broken', reason = 'the table was dropped'
+    WHERE m.table_oid = ANY (dropped) AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = m.table_oid);
+    DELETE FROM koldstore.published_table t
+    WHERE t.table_oid = ANY (dropped) AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = t.table_oid);
+$$;
+
+DO $$
+BEGIN
+    IF (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) THEN
+        CREATE EVENT TRIGGER koldproxy_drop ON sql_drop EXECUTE FUNCTION koldstore.refuse_ddl();
+        CREATE EVENT TRIGGER koldproxy_ddl ON ddl_command_end
+            WHEN TAG IN ('ALTER TABLE', 'ALTER TRIGGER', 'CREATE TRIGGER', 'CREATE INDEX', 'CREATE POLICY', 'ALTER POLICY', 'CREATE RULE')
+            EXECUTE FUNCTION koldstore.refuse_ddl();
+    END IF;
+END $$;
+
+-- Internal functions are koldproxy's alone; the rest is the public interface.
+DO $$
+DECLARE
+    f record;
+BEGIN
+    FOR f IN SELECT p.oid::regprocedure AS sig, p.prokind FROM pg_catalog.pg_proc p
+             WHERE p.pronamespace = 'koldstore'::regnamespace
+               AND (pg_catalog.starts_with(p.proname, 'do_')
+                    OR p.proname IN ('publish', 'unpublish', 'lock_writers_out', 'guard', 'managed', 'free_name', 'enqueue_flush', 'flush_due', 'may_subscribe'))
+    LOOP
+        EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f.sig);
+    END LOOP;
+END $$;
+
+---- create above / drop below ----
+
+DROP EVENT TRIGGER IF EXISTS koldproxy_drop;
+DROP EVENT TRIGGER IF EXISTS koldproxy_ddl;
+DO $$
+DECLARE
+    s record;
+BEGIN
+    FOR s IN SELECT * FROM koldstore.stream LOOP
+        PERFORM koldstore.do_drop_stream(current_user, pg_catalog.jsonb_build_object('schema', s.schema_name, 'name', s.name));
+    END LOOP;
+END $$;
+DROP FUNCTION koldstore.note_dropped, koldstore.is_log, koldstore.refuse_ddl, koldstore.may_subscribe, koldstore.stream_floor, koldstore.show_streams,
+    koldstore.do_drop_stream, koldstore.do_create_stream, koldstore.check_stream_options, koldstore.parse_retention, koldstore.stream_exists;
+DROP PROCEDURE koldstore.drop_stream, koldstore.create_stream;

@@ -1,0 +1,367 @@
+package migrations_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/koldproxy/koldproxy/internal/localpg"
+)
+
+func value[T any](t *testing.T, conn *pgx.Conn, sql string, args ...any) T {
+	t.Helper()
+	var v T
+	if err := conn.QueryRow(t.Context(), sql, args...).Scan(&v); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+// refused runs sql and expects an error of the code whose message holds text.
+func refused(t *testing.T, conn *pgx.Conn, code, text, sql string, args ...any) *pgconn.PgError {
+	t.Helper()
+	_, err := conn.Exec(t.Context(), sql, args...)
+	var pe *pgconn.PgError
+	if !errors.As(err, &pe) {
+		t.Errorf("%s: got %v, want SQLSTATE %s", sql, err, code)
+		return &pgconn.PgError{}
+	}
+	if pe.Code != code || !strings.Contains(pe.Message, text) {
+		t.Errorf("%s: got %s %q, want %s %q", sql, pe.Code, pe.Message, code, text)
+	}
+	return pe
+}
+
+// installed returns a superuser's connection to a database with the catalog, where "koldproxy" owns the catalog, and a
+// function that connects as another role.
+func installed(t *testing.T) (*pgx.Conn, func(role string) *pgx.Conn) {
+	t.Helper()
+	cluster := localpg.TestCluster(t)
+	dsn := cluster.TestDatabase(t)
+	su := connect(t, dsn)
+	name := value[string](t, su, `SELECT current_database()`)
+	role := func(suffix string) string { return name + "_" + suffix }
+	exec(t, su, fmt.Sprintf(`CREATE ROLE %q SUPERUSER LOGIN PASSWORD 'x'`, role("service")))
+	service := connect(t, cluster.DSN(name, role("service"), "x"))
+	install(t, service)
+	return su, func(suffix string) *pgx.Conn {
+		exec(t, su, fmt.Sprintf(`DO $$ BEGIN IF to_regrole('%[1]s') IS NULL THEN CREATE ROLE %[1]q LOGIN PASSWORD 'x'; END IF; END $$`, role(suffix)))
+		return connect(t, cluster.DSN(name, role(suffix), "x"))
+	}
+}
+
+func TestManageTableRefusals(t *testing.T) {
+	t.Parallel()
+	su, as := installed(t)
+	exec(t, su, `
+		CREATE TABLE plain (id int PRIMARY KEY);
+		CREATE TABLE nopk (id int);
+		CREATE UNLOGGED TABLE unlogged (id int PRIMARY KEY);
+		CREATE TABLE late (id int PRIMARY KEY DEFERRABLE);
+		CREATE TABLE generated (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id * 2) STORED);
+		CREATE TABLE part (id int PRIMARY KEY) PARTITION BY RANGE (id);
+		CREATE TABLE keyseq (seq int PRIMARY KEY);
+		CREATE TABLE kscol (id int PRIMARY KEY, _ks_x int);
+		CREATE TEMP TABLE temporary (id int PRIMARY KEY);
+		CREATE VIEW v AS SELECT * FROM plain`)
+	for _, c := range []struct{ code, text, call string }{
+		{"55000", "no primary key", `manage_table('nopk')`},
+		{"55000", "unlogged", `manage_table('unlogged')`},
+		{"55000", "deferrable", `manage_table('late')`},
+		{"55000", "generated columns (g)", `manage_table('generated')`},
+		{"55000", "partitioned", `manage_table('part')`},
+		{"55000", "temporary", `manage_table('temporary')`},
+		{"55000", "is a view", `manage_table('v')`},
+		{"55000", "system catalog", `manage_table('pg_catalog.pg_class')`},
+		{"55000", "koldproxy itself", `manage_table('koldstore.job')`},
+		{"55000", "column named seq", `manage_table('keyseq')`},
+		{"55000", "_ks_x", `manage_table('kscol')`},
+		{"22023", "hot_row_limit", `manage_table('plain', hot_row_limit => -1)`},
+		{"22023", "min_flush_rows", `manage_table('plain', min_flush_rows => 0)`},
+		{"22023", "max_rows_per_file", `manage_table('plain', max_rows_per_file => 0)`},
+		{"22023", "exclude each other", `manage_table('plain', hot_row_limit => 1, move_after => '1 day')`},
+		{"22023", "retention", `manage_table('plain', retention => '-1 day')`},
+		{"22023", "nowhere", `manage_table('plain', storage => 'nowhere')`},
+		{"22023", "table_name", `manage_table(NULL)`},
+		{"42P01", "nothere", `manage_table('nothere')`},
+		{"55000", "not managed", `unmanage_table('plain')`},
+		{"55000", "not managed", `changes_since('plain')`},
+		{"55000", "not managed", `flush_table('plain')`},
+		{"55000", "not managed", `table_status('plain')`},
+		{"55000", "not managed", `set_retention('plain', '1 day')`},
+	} {
+		refused(t, su, c.code, c.text, `SELECT koldstore.`+c.call)
+	}
+	exec(t, su, `SELECT koldstore.manage_table('plain')`)
+	asService(t, su, `INSERT INTO koldstore.plain__cl VALUES (1, 1, 1, '{}')`)
+	refused(t, su, "55000", "already managed", `SELECT koldstore.manage_table('plain')`)
+
+	other := as("other")
+	refused(t, other, "42501", "must be owner", `SELECT koldstore.manage_table('nopk')`)
+	refused(t, other, "42501", "must be owner", `SELECT koldstore.flush_table('plain')`)
+	refused(t, other, "42501", "must be owner", `SELECT koldstore.unmanage_table('plain')`)
+	refused(t, other, "42501", "permission denied for table", `SELECT * FROM koldstore.changes_since('plain')`)
+	refused(t, other, "42501", "permission denied for table", `SELECT * FROM koldstore.plain__cl`)
+	refused(t, other, "42501", "permission denied for function", `SELECT koldstore.do_manage_table('postgres', '{}')`)
+	refused(t, other, "42501", "permission denied", `SELECT * FROM koldstore.writer_token`)
+}
+
+// The one who is judged is the current role, also under SET ROLE and within SECURITY DEFINER functions.
+func TestCommandsJudgeTheCurrentRole(t *testing.T) {
+	t.Parallel()
+	su, as := installed(t)
+	alice, bob := as("alice"), as("bob")
+	a, b := value[string](t, alice, `SELECT current_user`), value[string](t, bob, `SELECT current_user`)
+	exec(t, su, fmt.Sprintf(`CREATE SCHEMA a AUTHORIZATION %q; GRANT USAGE ON SCHEMA a TO PUBLIC`, a))
+	exec(t, alice, `CREATE TABLE a.one (id int PRIMARY KEY); CREATE TABLE a.two (id int PRIMARY KEY)`)
+	refused(t, bob, "42501", "must be owner", `SELECT koldstore.manage_table('a.one')`)
+	exec(t, alice, `CREATE FUNCTION a.manage_two() RETURNS uuid LANGUAGE sql SECURITY DEFINER AS $$ SELECT koldstore.manage_table('a.two') $$`)
+	exec(t, bob, `SELECT a.manage_two()`)
+	if got := value[string](t, su, `SELECT requester FROM koldstore.command ORDER BY command_id DESC LIMIT 1`); got != a {
+		t.Errorf("command of a SECURITY DEFINER function was noted for %q, want %q", got, a)
+	}
+	refused(t, bob, "42501", "permission denied", `SELECT * FROM koldstore.changes_since('a.two')`)
+	exec(t, su, fmt.Sprintf(`GRANT %q TO %q`, a, b))
+	exec(t, bob, fmt.Sprintf(`SET ROLE %q`, a))
+	exec(t, bob, `SELECT koldstore.manage_table('a.one')`)
+	exec(t, su, fmt.Sprintf(`SET ROLE %q`, b))
+	// bob inherits from alice now; a stranger does not.
+	exec(t, su, `RESET ROLE`)
+	stranger := as("stranger")
+	exec(t, su, fmt.Sprintf(`SET ROLE %q`, value[string](t, stranger, `SELECT current_user`)))
+	refused(t, su, "42501", "permission denied", `SELECT * FROM koldstore.changes_since('a.two')`)
+}
+
+func TestCommandsRollBack(t *testing.T) {
+	t.Parallel()
+	su, _ := installed(t)
+	exec(t, su, `CREATE TABLE t (id int PRIMARY KEY, v int)`)
+	before := schemaOf(t, su)
+	exec(t, su, `BEGIN; SELECT koldstore.manage_table('t'); CALL koldstore.create_stream(NULL, 's', NULL, 't', 'v > 1'); ROLLBACK`)
+	if got := schemaOf(t, su); got != before {
+		t.Errorf("a rolled back command leaves:\n%s", got)
+	}
+	exec(t, su, `SELECT koldstore.manage_table('t'); CALL koldstore.create_stream(NULL, 's', NULL, 't', 'v > 1')`)
+	exec(t, su, `CALL koldstore.drop_stream(NULL, 's'); SELECT koldstore.unmanage_table('t')`)
+	if got := schemaOf(t, su); got != before {
+		t.Errorf("unmanage_table and drop_stream leave:\n%s", got)
+	}
+	if got := value[string](t, su, `SELECT relreplident::text FROM pg_class WHERE oid = 't'::regclass`); got != "d" {
+		t.Errorf("replica identity is %q afterwards, want d", got)
+	}
+	if got := value[int](t, su, `SELECT count(*) FROM pg_publication_tables WHERE tablename = 't'`); got != 0 {
+		t.Error("the table is still published")
+	}
+}
+
+func TestCreateStreamRefusals(t *testing.T) {
+	t.Parallel()
+	su, as := installed(t)
+	exec(t, su, `CREATE TABLE t (id int PRIMARY KEY, v int, at timestamptz); CREATE TABLE nopk (id int); CREATE TABLE _stream_taken (x int);
+		CREATE FUNCTION vol(int) RETURNS boolean LANGUAGE plpgsql VOLATILE AS 'BEGIN RETURN true; END'`)
+	call := func(name, table, predicate, options string) string {
+		return fmt.Sprintf(`CALL koldstore.create_stream(NULL, '%s', NULL, '%s', $p$%s$p$, options => '%s')`, name, table, predicate, options)
+	}
+	for _, c := range []struct{ code, text, sql string }{
+		{"42P01", `relation "nothere" does not exist`, call("s", "nothere", "v > 1", "{}")},
+		{"55000", "no primary key", call("s", "nopk", "id > 1", "{}")},
+		{"42P07", "_stream_taken", call("taken", "t", "v > 1", "{}")},
+		{"42703", "nocol", call("s", "t", "nocol > 1", "{}")},
+		{"42804", "boolean", call("s", "t", "v", "{}")},
+		{"42P17", "IMMUTABLE", call("s", "t", "at > now()", "{}")},
+		{"42P17", "IMMUTABLE", call("s", "t", "vol(v)", "{}")},
+		{"0A000", "subquery", call("s", "t", "v > (SELECT 1)", "{}")},
+		{"42803", "aggregate", call("s", "t", "max(v) > 1", "{}")},
+		{"42601", "syntax error", call("s", "t", "v >", "{}")},
+		{"42601", "predicate", call("s", "t", " ", "{}")},
+		{"22023", "colour", call("s", "t", "v > 1", `{"colour": "red"}`)},
+		{"22023", "start", call("s", "t", "v > 1", `{"start": "yesterday"}`)},
+		{"22023", "retention", call("s", "t", "v > 1", `{"retention": "soon"}`)},
+		{"22023", "retention", call("s", "t", "v > 1", `{"retention": "-1h"}`)},
+		{"22023", "retention", call("s", "t", "v > 1", `{"retention": "0h"}`)},
+		{"22023", "pre_image", call("s", "t", "v > 1", `{"pre_image": "perhaps"}`)},
+		{"42622", "too long", call(strings.Repeat("x", 60), "t", "v > 1", "{}")},
+		{"42704", "does not exist", `CALL koldstore.drop_stream(NULL, 'nothere')`},
+	} {
+		refused(t, su, c.code, c.text, c.sql)
+	}
+	exec(t, su, `INSERT INTO t VALUES (1, 2)`)
+	exec(t, su, call("s", "t", "v > 1", `{"start": "earliest"}`))
+	refused(t, su, "42710", "already exists", call("s", "t", "v > 1", "{}"))
+	exec(t, su, `CALL koldstore.create_stream(NULL, 's', NULL, 't', 'v > 1', if_not_exists => true)`)
+	exec(t, su, `CALL koldstore.drop_stream(NULL, 'nothere', if_exists => true)`)
+
+	other := as("other")
+	exec(t, su, `GRANT CREATE ON SCHEMA public TO PUBLIC`)
+	refused(t, other, "42501", "must be owner", call("mine", "t", "v > 1", "{}"))
+	refused(t, other, "42501", "must be owner", `CALL koldstore.drop_stream(NULL, 's')`)
+	refused(t, other, "42501", "permission denied for table", `SELECT * FROM _stream_s`)
+	exec(t, su, `GRANT SELECT ON t TO PUBLIC`)
+	exec(t, other, `SELECT * FROM _stream_s`)
+	exec(t, su, `ALTER TABLE t ENABLE ROW LEVEL SECURITY`)
+	refused(t, other, "42501", "row-level security", `SELECT * FROM _stream_s`)
+}
+
+func TestLogIsReadOnly(t *testing.T) {
+	t.Parallel()
+	su, as := installed(t)
+	owner := as("owner")
+	exec(t, su, fmt.Sprintf(`ALTER SCHEMA public OWNER TO %q`, value[string](t, owner, `SELECT current_user`)))
+	exec(t, owner, `CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t SELECT g, g FROM generate_series(1, 5) g`)
+	exec(t, owner, `CALL koldstore.create_stream(NULL, 's', NULL, 't', 't.v > 2', options => '{"start": "earliest"}')`)
+	if got := value[int](t, owner, `SELECT count(*) FROM _stream_s`); got != 3 {
+		t.Fatalf("backfill of three matching rows gave %d events", got)
+	}
+	exec(t, owner, `SELECT koldstore.manage_table('t')`)
+	for name, conn := range map[string]*pgx.Conn{"owner": owner, "superuser": su} {
+		for _, sql := range []string{
+			`INSERT INTO _stream_s (id, op, k, ts) VALUES ('x', 'put', '1', now())`,
+			`UPDATE _stream_s SET op = 'put'`,
+			`DELETE FROM _stream_s`,
+			`DELETE FROM _stream_s WHERE false`,
+			`TRUNCATE _stream_s`,
+			`DROP TABLE _stream_s`,
+			`DELETE FROM koldstore.t__cl`,
+			`UPDATE koldstore.t__cl SET op = 1`,
+		} {
+			if e := refused(t, conn, "42809", "", sql); e.Hint == "" {
+				t.Errorf("%s: %s has no hint", name, sql)
+			}
+		}
+	}
+	for _, sql := range []string{
+		`ALTER TABLE _stream_s ADD x int`,
+		`ALTER TABLE _stream_s DISABLE TRIGGER koldproxy_guard`,
+		`ALTER TABLE _stream_s DISABLE ROW LEVEL SECURITY`,
+		`DROP SCHEMA public CASCADE`,
+	} {
+		refused(t, su, "42809", "log of a stream", sql)
+	}
+	// The predicate's column cannot go away unnoticed; a rename follows.
+	refused(t, owner, "2BP01", "", `ALTER TABLE t DROP COLUMN v`)
+	refused(t, owner, "0A000", "", `ALTER TABLE t ALTER v TYPE text`)
+	exec(t, owner, `ALTER TABLE t RENAME v TO w`)
+	exec(t, owner, `ALTER TABLE t ADD extra int; ALTER TABLE t DROP extra`)
+	exec(t, owner, `DROP TABLE t CASCADE`)
+	if got := value[string](t, su, `SELECT state || ': ' || reason FROM koldstore.stream`); got != "broken: its table was dropped" {
+		t.Errorf("after DROP TABLE … CASCADE the stream is %q", got)
+	}
+	exec(t, su, `CALL koldstore.drop_stream(NULL, 's')`)
+}
+
+// asService runs sql as the role that owns the catalog.
+func asService(t *testing.T, su *pgx.Conn, sql string) {
+	t.Helper()
+	service := value[string](t, su, `SELECT nspowner::regrole FROM pg_namespace WHERE nspname = 'koldstore'`)
+	exec(t, su, `SET ROLE `+service+`; `+sql+`; RESET ROLE`)
+}
+
+// pages drains a feed from a cursor and returns "seq/op/source" of each row.
+func pages(t *testing.T, conn *pgx.Conn, sql string, args ...any) []string {
+	t.Helper()
+	rows, err := conn.Query(t.Context(), sql, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return out
+}
+
+func TestChangesSinceMergesMirrorAndStagedPages(t *testing.T) {
+	t.Parallel()
+	su, _ := installed(t)
+	exec(t, su, `CREATE SCHEMA app; CREATE TABLE app.m (id int PRIMARY KEY, body text); SELECT koldstore.manage_table('app.m')`)
+	write := func(sql string) { asService(t, su, sql) }
+	// Rows 1 to 4 are cold (seq 10..40), 3 was changed since, 5 and 6 are hot, 6 is deleted.
+	write(`INSERT INTO koldstore.m__cl VALUES (3, 50, 2, '{"id": 3, "body": "new"}'), (5, 60, 1, '{"id": 5}'), (6, 70, 3, NULL)`)
+	write(`INSERT INTO koldstore.segment (segment_id, table_oid, storage, object_key, state, min_seq, max_seq, row_count, sha256)
+		VALUES ('00000000-0000-0000-0000-000000000001', 'app.m'::regclass, 'default', 'x', 'active', 10, 40, 4, '\x00')`)
+	write(`UPDATE koldstore.managed_table SET generation = 7`)
+
+	const feed = `SELECT seq || '/' || op || '/' || source FROM koldstore.changes_since('app.m', %s)`
+	q := func(args string) string { return fmt.Sprintf(feed, args) }
+	if got := pages(t, su, q("since_seq => 40")); strings.Join(got, " ") != "50/2/hot 60/1/hot 70/3/hot" {
+		t.Errorf("above the cold part: %v", got)
+	}
+	if got := pages(t, su, q("last_rows => 2")); strings.Join(got, " ") != "60/1/hot 70/3/hot" {
+		t.Errorf("newest two: %v", got)
+	}
+	demand := refused(t, su, "KS003", "cold history", q("limit_rows => 3")).Detail
+	for _, want := range []string{`"kind": "cold_page"`, `"mode": "forward"`, `"after": 0`, `"limit": 3`, `"generation": 7`, `"segments": ["00000000-0000-0000-0000-000000000001"]`} {
+		if !strings.Contains(demand, want) {
+			t.Errorf("demand %s lacks %s", demand, want)
+		}
+	}
+	if !value[bool](t, su, `SELECT koldstore.demand_allowed($1)`, demand) {
+		t.Error("the demand is not allowed")
+	}
+
+	stage := func(answers string) { exec(t, su, `SELECT set_config('koldstore.staged', $1, false)`, answers) }
+	page := func(mode, extra, rows string) string {
+		return fmt.Sprintf(`{"kind":"cold_page","table":%d,"generation":7,"segments":["00000000-0000-0000-0000-000000000001"],"mode":%q,%s,"rows":[%s]}`,
+			value[int64](t, su, `SELECT 'app.m'::regclass::oid::bigint`), mode, extra, rows)
+	}
+	row := func(id, seq int) string {
+		return fmt.Sprintf(`{"seq":%d,"op":1,"pk":{"id":%d},"image":{"id":%d,"body":null}}`, seq, id, id)
+	}
+	// Three rows were staged and one of them is superseded: a short page would lie, so more is demanded.
+	stage(`[` + page("forward", `"after":0,"limit":3,"through":30,"complete":false`, row(1, 10)+","+row(2, 20)+","+row(3, 30)) + `]`)
+	if d := refused(t, su, "KS003", "cold history", q("limit_rows => 3")).Detail; !strings.Contains(d, `"limit": 1006`) {
+		t.Errorf("the second demand is %s", d)
+	}
+	if got := pages(t, su, q("limit_rows => 2")); strings.Join(got, " ") != "10/1/cold 20/1/cold" {
+		t.Errorf("two cold rows: %v", got)
+	}
+	stage(`[` + page("forward", `"after":0,"limit":3,"through":30,"complete":false`, row(1, 10)) + `,` +
+		page("forward", `"after":0,"limit":1006,"through":40,"complete":true`, row(1, 10)+","+row(2, 20)+","+row(3, 30)+","+row(4, 40)) + `]`)
+	if got := pages(t, su, q("limit_rows => 5")); strings.Join(got, " ") != "10/1/cold 20/1/cold 40/1/cold 50/2/hot 60/1/hot" {
+		t.Errorf("cold and hot: %v", got)
+	}
+	stage(`[` + page("last", `"limit":2,"through":0,"complete":true`, row(1, 10)+","+row(2, 20)+","+row(3, 30)+","+row(4, 40)) + `]`)
+	if got := pages(t, su, q("last_rows => 5")); strings.Join(got, " ") != "20/1/cold 40/1/cold 50/2/hot 60/1/hot 70/3/hot" {
+		t.Errorf("newest five: %v", got)
+	}
+	// A page of another generation is as good as none.
+	write(`UPDATE koldstore.managed_table SET generation = 8, floor = 15`)
+	refused(t, su, "KS003", "cold history", q("last_rows => 5"))
+	refused(t, su, "KS001", "change records before sequence 15 are no longer retained", q("since_seq => 14"))
+	for args, text := range map[string]string{
+		"since_seq => -1":                   "since_seq must be >= 0",
+		"since_seq => NULL":                 "since_seq must be >= 0",
+		"limit_rows => 0":                   "limit_rows must be positive",
+		"last_rows => 0":                    "last_rows must be positive",
+		"last_rows => 11, limit_rows => 10": "last_rows must be <= limit_rows",
+	} {
+		refused(t, su, "22023", text, q(args))
+	}
+	// A positive cursor wins over last_rows, whatever that is.
+	if got := pages(t, su, q("since_seq => 60, last_rows => 5000")); strings.Join(got, " ") != "70/3/hot" {
+		t.Errorf("cursor with last_rows: %v", got)
+	}
+	if got := pages(t, su, q("since_seq => 9000000000000")); len(got) != 0 {
+		t.Errorf("above the watermark: %v", got)
+	}
+}
+
+func TestFenceWithoutAnApplier(t *testing.T) {
+	t.Parallel()
+	su, _ := installed(t)
+	exec(t, su, `CREATE TABLE t (id int PRIMARY KEY)`)
+	refused(t, su, "57014", "did not catch up", `SELECT koldstore.wait_for_async_mirror(timeout => '50 ms')`)
+	refused(t, su, "22023", "timeout", `SELECT koldstore.wait_for_async_mirror(timeout => '0')`)
+}
+
+func TestEventID(t *testing.T) {
+	t.Parallel()
+	su, _ := installed(t)
+	if got := value[string](t, su, `SELECT koldstore.event_id((1 << 22) + 3, '16/B374D848')`); got != "00001704067200001-0000000003-00000016b374d848" {
+		t.Error(got)
+	}
+}
