@@ -1,0 +1,91 @@
+package coldstore
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+)
+
+// typed is the [codec] of one Go type. It keeps the values that are not null, and for every row whether it has one.
+type typed[T any] struct {
+	parse  func(raw []byte) (T, bool)
+	format func(dst []byte, v T) []byte
+
+	values  []T
+	levels  []int16 // 1 for a value, 0 for null: Parquet's definition levels
+	at      []int   // set by read: where in values the value of a row is
+	scratch []byte
+}
+
+func (c *typed[T]) add(raw []byte) bool {
+	v, ok := c.parse(raw)
+	if !ok {
+		return false
+	}
+	// The image is the truth: what would not come back byte for byte is not stored in this form.
+	c.scratch = c.format(c.scratch[:0], v)
+	if !bytes.Equal(c.scratch, raw) {
+		return false
+	}
+	c.values = append(c.values, v)
+	c.levels = append(c.levels, 1)
+	return true
+}
+
+func (c *typed[T]) addNull() { c.levels = append(c.levels, 0) }
+
+type batchWriter[T any] interface {
+	WriteBatch(values []T, defLevels, repLevels []int16) (int64, error)
+}
+
+type batchReader[T any] interface {
+	ReadBatch(batchSize int64, values []T, defLevels, repLevels []int16) (int64, int, error)
+}
+
+func (c *typed[T]) write(w any) error {
+	bw, ok := w.(batchWriter[T])
+	if !ok {
+		return fmt.Errorf("a writer of type %T for values of type %T", w, *new(T))
+	}
+	n, err := bw.WriteBatch(c.values, c.levels, nil)
+	if err == nil && n != int64(len(c.values)) {
+		err = fmt.Errorf("%d of %d values written", n, len(c.values))
+	}
+	clear(c.values) // let go of what the values point to
+	c.values, c.levels = c.values[:0], c.levels[:0]
+	return err
+}
+
+func (c *typed[T]) read(r any, n int) error {
+	br, ok := r.(batchReader[T])
+	if !ok {
+		return fmt.Errorf("a reader of type %T for values of type %T", r, *new(T))
+	}
+	values, levels := make([]T, n), make([]int16, n)
+	rows, present, err := br.ReadBatch(int64(n), values, levels, nil)
+	if err != nil {
+		return err
+	}
+	if rows != int64(n) {
+		return fmt.Errorf("%d of %d rows: %w", rows, n, errShort)
+	}
+	c.values, c.levels, c.at = values[:present], levels, make([]int, n)
+	next := 0
+	for i, level := range levels {
+		c.at[i] = next
+		next += int(level)
+	}
+	if next != present {
+		return fmt.Errorf("%d values for %d rows that have one: %w", present, next, errShort)
+	}
+	return nil
+}
+
+var errShort = errors.New("column ends early")
+
+func (c *typed[T]) render(dst []byte, i int) []byte {
+	if c.levels[i] == 0 {
+		return dst
+	}
+	return c.format(dst, c.values[c.at[i]])
+}

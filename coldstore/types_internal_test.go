@@ -1,0 +1,160 @@
+package coldstore
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func TestKindsGiveBackWhatTheyTakeOrRefuseIt(t *testing.T) {
+	t.Parallel()
+	kept := map[kind]string{
+		kindBool:        `true false`,
+		kindInt4:        `0 -1 2147483647 -2147483648`,
+		kindInt8:        `9007199254740993 -9223372036854775808 9223372036854775807`,
+		kindFloat4:      `1.5 340282350000000000000000000000000000000 "NaN" "Infinity" "-Infinity" 0.1`,
+		kindFloat8:      `0.1 0.0000001 100000000000000000000 "NaN" "-Infinity" 0 123456789.125`,
+		kindDate:        `"2024-02-29" "0001-01-01" "0044-03-15 BC" "0001-12-31 BC" "4713-11-24 BC" "10000-01-01" "5874897-12-31" "1969-12-31"`,
+		kindTimestamp:   `"2024-01-02T03:04:05.6" "1969-12-31T23:59:59.999999" "0044-03-15T00:00:00 BC" "294246-12-31T23:59:59.999999"`,
+		kindTimestampTZ: `"2023-05-18T03:52:45.573605+00:00" "0001-01-01T00:00:00+00:00" "0044-03-15T01:02:03+00:00 BC"`,
+		kindBytes:       `"\\xdeadbeef" "\\x"`,
+		kindText:        `"" "plain" "é☃" "a\"b\\c\n\t\r\b\f" "\u0001\u001f" "/"`,
+		kindNumber:      `2.500 1e5 123456789012345678901234567890.10 -0.1`,
+		kindJSON:        `{"a":1} [1,null] "123" 123 null 9007199254740993.000`,
+	}
+	for k, values := range kept {
+		c := column{Name: "c", Kind: k}
+		for _, raw := range strings.Fields(strings.ReplaceAll(values, " BC", "_BC")) {
+			raw = strings.ReplaceAll(raw, "_BC", " BC")
+			if got, ok := through(t, &c, raw); !ok || got != raw {
+				t.Errorf("%s: %s came back as %s (%v)", k, raw, got, ok)
+			}
+		}
+	}
+	refused := map[kind][]string{
+		kindBool:        {`1`, `"true"`, `null`},
+		kindInt4:        {`2147483648`, `1.0`, `"1"`, ``, `+1`, `01`},
+		kindFloat8:      {`0.10`, `1.0`, `"nan"`, `"1"`, `1e400`, `9007199254740993`, `"inf"`},
+		kindDate:        {`"infinity"`, `"-infinity"`, `"2024-2-1"`, `"2023-02-29"`, `20240101`, `"5881580-07-12"`, `"2024-01-02 "`},
+		kindTimestamp:   {`"infinity"`, `"294276-12-31T23:59:59.999999"`, `"2024-01-02T03:04:05+00:00"`, `"2024-01-02T03:04:05.60"`, `"2024-01-02T24:00:00"`},
+		kindTimestampTZ: {`"2024-01-02T03:04:05+05:30"`, `"2024-01-02T03:04:05"`, `"294276-12-31T23:59:59.999999+00:00"`},
+		kindBytes:       {`"\\xDEAD"`, `"\\xabc"`, `"abc"`, `"\\x`, ``},
+		kindText:        {`1`, `null`, `"\/"`, `"A"`, `"\u00e9"`, `"\ud83d"`, `"a"x`, `"`},
+		kindNumber:      {`"NaN"`, `null`, `[1]`},
+	}
+	// "A" is a plain string and stays; its escaped spelling is what PostgreSQL never writes.
+	refused[kindText][3] = `"\u0041"`
+	for k, values := range refused {
+		c := column{Name: "c", Kind: k}
+		for _, raw := range values {
+			if got, ok := through(t, &c, raw); ok {
+				t.Errorf("%s: %s was accepted and came back as %s", k, raw, got)
+			}
+		}
+	}
+}
+
+func TestDecimalsOfEveryWidth(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		precision := rapid.Int32Range(1, maxPrecision).Draw(t, "precision")
+		scale := rapid.Int32Range(0, precision).Draw(t, "scale")
+		digits := rapid.StringOfN(rapid.RuneFrom([]rune("0123456789")), 1, int(precision), -1).Draw(t, "digits")
+		raw := string(appendDecimal(nil, strings.TrimLeft(digits[:len(digits)-1], "0")+digits[len(digits)-1:], int(scale)))
+		if rapid.Bool().Draw(t, "negative") && strings.Trim(raw, "0.") != "" {
+			raw = "-" + raw
+		}
+		c := column{Name: "c", Kind: kindDecimal, Precision: precision, Scale: scale}
+		if got, ok := through(t, &c, raw); !ok || got != raw {
+			t.Fatalf("decimal(%d,%d): %s came back as %s (%v)", precision, scale, raw, got, ok)
+		}
+		for _, other := range []string{raw + "0", raw + ".", `"NaN"`, "-0", "1e2", strings.Repeat("9", 39)} {
+			if got, ok := through(t, &c, other); ok && got != other {
+				t.Fatalf("decimal(%d,%d): %s came back as %s", precision, scale, other, got)
+			}
+		}
+	})
+}
+
+// through adds a raw value to a codec and renders it again.
+func through(t interface{ Fatal(args ...any) }, c *column, raw string) (string, bool) {
+	codec, err := c.codec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !codec.add([]byte(raw)) {
+		return "", false
+	}
+	switch codec := codec.(type) {
+	case *typed[bool]:
+		return string(codec.format(nil, codec.values[0])), true
+	case *typed[int32]:
+		return string(codec.format(nil, codec.values[0])), true
+	case *typed[int64]:
+		return string(codec.format(nil, codec.values[0])), true
+	case *typed[float32]:
+		return string(codec.format(nil, codec.values[0])), true
+	case *typed[float64]:
+		return string(codec.format(nil, codec.values[0])), true
+	default:
+		codec.addNull()
+		return raw, true
+	}
+}
+
+func TestDaysAreAnUnbrokenCount(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		days := rapid.Int64Range(-2_500_000, 2_150_000_000).Draw(t, "days")
+		year, month, day := civilFromDays(days)
+		if back := daysFromCivil(year, month, day); back != days || month < 1 || month > 12 || day < 1 || day > 31 {
+			t.Fatalf("day %d is %d-%d-%d is day %d", days, year, month, day, back)
+		}
+	})
+}
+
+func TestNumericTypeModifiers(t *testing.T) {
+	t.Parallel()
+	for mod, want := range map[int32][2]int32{-1: {0, 0}, 655366: {10, 2}, 2490372 + 4 - 4: {38, 0}, 4 + (5<<16 | 0x7fe): {5, -2}} {
+		if p, s := numericTypeMod(mod); p != want[0] || s != want[1] {
+			t.Errorf("typmod %d: numeric(%d,%d), want %v", mod, p, s, want)
+		}
+	}
+}
+
+func FuzzEachMember(f *testing.F) {
+	for _, seed := range []string{
+		`{}`, `{"a": 1}`, `{"a": {"b": [1, "}"]}, "c": null}`, `{"a\"b": "\\"}`, `{"a": 1`, `{"a"}`, `[1]`, `{"a": }`, `{"a": 1,}`, ``,
+		`{"a": tru e}`, strings.Repeat(`{"a":`, 1000),
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, object []byte) {
+		members := map[string]json.RawMessage{}
+		err := eachMember(object, func(key, value []byte) error {
+			s, ok := unescape(key)
+			if !ok {
+				return errNotJSON
+			}
+			members[s] = append(json.RawMessage(nil), value...)
+			return nil
+		})
+		var want map[string]json.RawMessage
+		if json.Unmarshal(object, &want) != nil || want == nil {
+			return // what is no JSON may be refused or taken; it must not crash
+		}
+		if err != nil {
+			if strings.Contains(string(object), `\u`) || strings.Contains(string(object), `\U`) {
+				return // surrogates
+			}
+			t.Fatalf("%s: %v", object, err)
+		}
+		for key, value := range want {
+			if got, ok := members[key]; ok && strings.TrimSpace(string(got)) != strings.TrimSpace(string(value)) {
+				t.Fatalf("%s: %s = %s, want %s", object, key, got, value)
+			}
+		}
+	})
+}
