@@ -83,7 +83,7 @@ func Status(ctx context.Context, conn *pgx.Conn) (State, error) {
 	if err != nil {
 		return State{}, fmt.Errorf("list migrations: %w", err)
 	}
-	s := State{Newest: int32(len(names))} //nolint:gosec // a handful of files
+	s := State{Newest: int32(len(names))}
 	installed, err := isInstalled(ctx, conn)
 	if err != nil || !installed {
 		return s, err
