@@ -38,6 +38,9 @@ type Cluster struct {
 	Port int
 	// SocketDir holds its Unix socket; it is a valid host for libpq and pgx.
 	SocketDir string
+	// Folder is a folder for the caller's own temporary things. It goes away with the cluster, also when the process is
+	// killed; its mode lets everybody pass.
+	Folder string
 	// BinDir holds the binaries it runs from: psql, pg_dump and pgbench of the same version are there too.
 	BinDir string
 	// DataDir is the data directory.
@@ -89,6 +92,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	if c.folder, err = newRunFolder(c.acct); err != nil {
 		return err
 	}
+	c.Folder = c.folder.path
 	home := c.folder.path
 	if c.cfg.Dir != "" {
 		if home, err = c.openKeptDir(); err != nil {
@@ -276,8 +280,12 @@ func (c *Cluster) launch(ctx context.Context) error {
 }
 
 func (c *Cluster) serverArgs() []string {
+	host := c.Host
+	if c.cfg.SocketOnly {
+		host = ""
+	}
 	settings := map[string]string{
-		"listen_addresses":           c.Host,
+		"listen_addresses":           host,
 		"port":                       strconv.Itoa(c.Port),
 		"unix_socket_directories":    c.SocketDir,
 		"wal_level":                  "logical",
@@ -334,14 +342,16 @@ func (c *Cluster) awaitReady(ctx context.Context, proc *process) error {
 	}
 }
 
-// DSN is a connection URL over TCP. An empty user means the superuser with its password.
+// DSN is a connection URL, over TCP unless that is turned off. An empty user means the superuser with its password.
 func (c *Cluster) DSN(dbname, user, password string) string {
 	if user == "" {
 		user, password = c.cfg.Superuser, c.cfg.Password
 	}
-	u := url.URL{
-		Scheme: "postgres", User: url.UserPassword(user, password),
-		Host: net.JoinHostPort(c.Host, strconv.Itoa(c.Port)), Path: "/" + dbname,
+	u := url.URL{Scheme: "postgres", User: url.UserPassword(user, password), Path: "/" + dbname}
+	if c.cfg.SocketOnly {
+		u.RawQuery = url.Values{"host": {c.SocketDir}, "port": {strconv.Itoa(c.Port)}}.Encode()
+	} else {
+		u.Host = net.JoinHostPort(c.Host, strconv.Itoa(c.Port))
 	}
 	return u.String()
 }

@@ -16,6 +16,8 @@ type Config struct {
 	Host string
 	// Port is the TCP port; 0 means a free one.
 	Port int
+	// SocketOnly turns TCP off; Port then only names the Unix socket.
+	SocketOnly bool
 	// Superuser is the bootstrap role; default "postgres". It counts when the data directory is made, not later.
 	Superuser string
 	// Password is the bootstrap role's password; default is a random one. Required with Dir.

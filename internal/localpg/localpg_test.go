@@ -149,6 +149,18 @@ func TestKillAndRestartKeepPortAndCommittedRows(t *testing.T) {
 	}
 }
 
+func TestSocketOnlyClusterHasNoTCPPort(t *testing.T) {
+	t.Parallel()
+	cluster, err := localpg.Start(t.Context(), localpg.Config{SocketOnly: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cluster.Stop(t.Context())
+	if got := queryString(t, cluster.DSN("postgres", "", ""), "SELECT current_setting('listen_addresses')"); got != "" {
+		t.Errorf("listen_addresses is %q", got)
+	}
+}
+
 func TestStopRemovesTheFolderAndMayBeRepeated(t *testing.T) {
 	t.Parallel()
 	cluster, err := localpg.Start(t.Context(), localpg.Config{})
