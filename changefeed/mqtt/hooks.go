@@ -32,7 +32,7 @@ func (h *hooks) Provides(method byte) bool {
 	return false
 }
 
-// OnPacketRead sees every packet before mochi does.
+// OnPacketRead sees every packet before mochi acts on it.
 func (h *hooks) OnPacketRead(cl *mochi.Client, pk packets.Packet) (packets.Packet, error) {
 	c := connOf(cl)
 	switch pk.FixedHeader.Type {
@@ -91,12 +91,13 @@ func (h *hooks) mayPublish(pk *packets.Packet) packets.Code {
 	return packets.CodeSuccess
 }
 
-// disconnect tells an MQTT 5 client the reason and returns it as the error that ends its connection.
+// disconnect tells an MQTT 5 client the reason and returns the error that ends its connection. It has to be this one: mochi
+// takes any other error of OnPacketRead for consent.
 func (h *hooks) disconnect(cl *mochi.Client, code packets.Code) error {
 	if cl.Properties.ProtocolVersion >= 5 {
-		_ = cl.WritePacket(packets.Packet{FixedHeader: packets.FixedHeader{Type: packets.Disconnect}, ReasonCode: code.Code})
+		_ = cl.WritePacket(packets.Packet{FixedHeader: packets.FixedHeader{Type: packets.Disconnect}, ReasonCode: code.Code}) // a courtesy
 	}
-	return code
+	return packets.ErrRejectPacket
 }
 
 // OnConnect decides about a CONNECT packet. The login happens here and not in OnConnectAuthenticate because only here it
