@@ -1,0 +1,38 @@
+// Package proxy is the wire: it stands between PostgreSQL clients and one PostgreSQL server and changes nothing of what
+// they say to each other, except for the few statements that package rewrite knows.
+//
+// # Types to know
+//
+// A [Server] accepts clients on any number of listeners ([Server.Serve], [Listen]) and opens one server connection per
+// client. Nothing is pooled or shared, so every feature of PostgreSQL that lives in a session works.
+//
+// A session is two pumps, one goroutine per direction, each with a buffer of its own. A pump walks the five-byte message
+// headers and writes whole runs of bytes as they came; only the bodies of Query and Parse are searched for statements of
+// koldproxy's, and only answers to those are edited.
+//
+// The tracker (expect.go) is the session's idea of the protocol: a queue of the messages that await an answer. It does no
+// I/O and knows what PostgreSQL does with each message: what is skipped after an error, what is ignored during COPY,
+// which names stand for which statement. Whatever is decided about an answer is decided from what the server said, never
+// from having read a message of the client.
+//
+// A statement that may need cold rows is run by demand.go, in the client's own session: its answer is held until
+// PostgreSQL either completes the statement or raises KS003, whose DETAIL is a demand. The demand goes to the [Fulfiller],
+// the answer is put in front of the statement, and the statement runs again. For that time one goroutine owns both
+// directions of the session (takeover.go).
+//
+// # What is promised
+//
+//   - What is not intercepted reaches the server byte for byte, and so do the server's answers.
+//   - An error of koldproxy's own is an ordinary ErrorResponse that names koldproxy, never in the middle of a message.
+//   - Nothing is allocated because of a length that somebody sent; buffers grow as bytes arrive, up to a limit.
+//   - No server connection is opened before a client has sent a whole startup packet.
+//   - Serve returns when each session of its listener and its server connection have ended.
+//   - A panic ends its session only.
+//
+// The messages that demand.go adds to a session travel under reserved names as Parse, Bind, Execute and Close, so that the
+// client's unnamed statement and portal survive. A Sync of koldproxy's own is sent only where it can end nothing of the
+// client's: when the server has just said that it is idle, or when an error has ended the client's implicit transaction
+// already.
+//
+// docs/architecture.md shows how demands travel through the other packages.
+package proxy

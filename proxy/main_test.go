@@ -1,0 +1,100 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"github.com/koldproxy/koldproxy/internal/localpg"
+)
+
+func TestMain(m *testing.M) { localpg.Main(m) }
+
+// testTimeout bounds what a test waits for; it is long because machines are busy.
+const testTimeout = 60 * time.Second
+
+// proxied is a Server under test.
+type proxied struct {
+	cluster *localpg.Cluster
+	server  *Server
+	addr    *net.TCPAddr
+	stop    func() // drains and waits
+}
+
+type option func(*Config, *Deps)
+
+func startProxy(t testing.TB, options ...option) *proxied {
+	t.Helper()
+	cluster := localpg.TestCluster(t)
+	cfg := DefaultConfig()
+	cfg.Upstream = net.JoinHostPort(cluster.Host, strconv.Itoa(cluster.Port))
+	cfg.DrainTimeout = 0
+	deps := Deps{Metrics: NewMetrics(prometheus.NewRegistry()), Log: zerolog.New(zerolog.NewTestWriter(quietly{t}))}
+	for _, o := range options {
+		o(&cfg, &deps)
+	}
+	server, err := New(cfg, deps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := Listen(context.Background(), "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(ctx, ln) }()
+	stopped := false
+	p := &proxied{cluster: cluster, server: server, addr: ln.Addr().(*net.TCPAddr)}
+	p.stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-served; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+	}
+	t.Cleanup(p.stop)
+	return p
+}
+
+// quietly keeps the log of a test out of its way unless it fails.
+type quietly struct{ testing.TB }
+
+// dsn turns a DSN of the cluster into one through the proxy.
+func (p *proxied) dsn(t testing.TB, direct string) string {
+	t.Helper()
+	cfg, err := pgx.ParseConfig(direct)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("postgres://%s:%s@%s/%s?sslmode=disable", cfg.User, cfg.Password, p.addr, cfg.Database)
+}
+
+func connect(t testing.TB, dsn string) *pgx.Conn {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return conn
+}
+
+func within(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	t.Cleanup(cancel)
+	return ctx
+}

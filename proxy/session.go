@@ -1,0 +1,263 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/koldproxy/koldproxy"
+)
+
+// longAgo is a deadline that interrupts I/O at once.
+var longAgo = time.Unix(1, 0)
+
+var sessionNumbers atomic.Uint64
+
+// session is one client and its server connection. After the handshake two goroutines run it: pumpClient owns front and
+// everything it sends to the server, pumpServer owns back and everything that goes to the client. While a takeover lasts,
+// pumpClient's goroutine owns all of it.
+type session struct {
+	server    *Server
+	log       zerolog.Logger
+	database  string
+	tracked   bool // false in replication sessions, whose protocol is another one
+	intercept bool
+
+	front     *stream // from the client
+	back      *stream // from the server
+	frontRest int64   // bytes of a client message that are still to be forwarded unseen
+	backRest  int64   // the same for the server
+
+	process [4]byte // process number and key of BackendKeyData; key is nil if there was none
+	key     []byte
+
+	mu         sync.Mutex // guards the fields below, and back's read deadline
+	tracker    *tracker
+	last       byte // type of the last message of the server
+	terminated bool // the client has said goodbye
+	wanted     bool // a takeover waits for pumpServer to park
+	draining   bool
+	severed    bool                    // the drain timeout has passed
+	over       bool                    // no message of the client is forwarded any more
+	demand     context.CancelCauseFunc // ends the demand that is being fulfilled
+
+	parked chan struct{}
+	resume chan struct{}
+	pumped chan struct{} // pumpServer has returned
+	ended  chan struct{} // run has returned
+}
+
+func newSession(s *Server, front *stream, p startupParameters) *session {
+	session := &session{
+		server:   s,
+		database: p.database,
+		front:    front,
+		tracker:  newTracker(),
+		parked:   make(chan struct{}),
+		resume:   make(chan struct{}),
+		pumped:   make(chan struct{}),
+		ended:    make(chan struct{}),
+	}
+	session.tracked = p.understood && !p.replication
+	session.intercept = session.tracked && s.intercepts(p.database)
+	session.log = s.log.With().Uint64("conn", sessionNumbers.Add(1)).Str("db", p.database).Logger()
+	return session
+}
+
+// run connects to the server, relays the authentication and then everything else. It returns when the server connection
+// is closed. shaken is called when the handshake is over.
+func (s *session) run(ctx context.Context, packet startupPacket, shaken func()) {
+	defer close(s.ended)
+	conn, err := s.server.dial(ctx)
+	if err != nil {
+		s.note(err)
+		_ = s.toClient(fatal(koldproxy.CodeConnectionFailure, "koldproxy cannot connect to the PostgreSQL server"))
+		return
+	}
+	defer conn.Close()
+	s.mu.Lock()
+	s.back = newStream(conn)
+	s.mu.Unlock()
+	_ = conn.SetDeadline(time.Now().Add(s.server.cfg.HandshakeTimeout))
+	defer s.forget()
+	if err := s.begin(packet); err != nil {
+		s.notBegun(err)
+		return
+	}
+	_ = s.front.conn.SetDeadline(time.Time{})
+	_ = conn.SetDeadline(time.Time{})
+	shaken()
+	s.log.Debug().Msg("session begins")
+	s.mu.Lock()
+	if s.draining { // told during the handshake
+		_ = conn.SetReadDeadline(longAgo)
+	}
+	s.mu.Unlock()
+	var pumps errgroup.Group
+	pumps.Go(func() error { return s.guard(func() error { return s.pumpServer() }) })
+	pumps.Go(func() error { return s.guard(func() error { return s.pumpClient(ctx) }) })
+	_ = pumps.Wait() // the pumps have noted why
+	s.log.Debug().Msg("session ends")
+}
+
+// guard ends the session, and nothing else, if one of its pumps panics.
+func (s *session) guard(pump func() error) error {
+	finished := false
+	defer func() {
+		if !finished {
+			_ = s.front.conn.Close()
+			_ = s.back.conn.Close()
+		}
+	}()
+	defer s.server.recovered()
+	err := pump()
+	finished = true
+	return err
+}
+
+func (s *session) begin(packet startupPacket) error {
+	if err := s.toServer(packet.raw); err != nil {
+		return err
+	}
+	return s.relayAuthentication()
+}
+
+// notBegun tells the client why the handshake did not work out, unless the server has done so.
+func (s *session) notBegun(err error) {
+	if errors.Is(err, errRefused) {
+		return
+	}
+	s.mu.Lock()
+	draining := s.draining
+	s.mu.Unlock()
+	if draining && interrupted(err) {
+		_ = s.toClient(shuttingDown())
+		return
+	}
+	s.note(err)
+	if f, ok := errors.AsType[*failure](err); ok && f.side == sideServer {
+		_ = s.toClient(lost())
+	}
+}
+
+func shuttingDown() []byte {
+	return fatal(koldproxy.CodeCannotConnectNow, "koldproxy is shutting down")
+}
+
+func (s *session) forget() {
+	if s.key != nil {
+		s.server.keys.remove(s)
+	}
+}
+
+func lost() []byte {
+	return fatal(koldproxy.CodeConnectionFailure, "koldproxy has lost the connection to the PostgreSQL server")
+}
+
+func (s *session) toClient(b []byte) error {
+	n, err := s.front.conn.Write(b)
+	s.server.metrics.toClient.Add(float64(n))
+	if err != nil {
+		return &failure{sideClient, "write", err}
+	}
+	return nil
+}
+
+func (s *session) toServer(b []byte) error {
+	n, err := s.back.conn.Write(b)
+	s.server.metrics.toServer.Add(float64(n))
+	if err != nil {
+		return &failure{sideServer, "write", err}
+	}
+	return nil
+}
+
+// note logs and counts why a session ended, once, where the reason is found. Ordinary ends are not worth a line.
+func (s *session) note(err error) {
+	f, ok := errors.AsType[*failure](err)
+	if !ok {
+		s.log.Debug().Err(err).Msg("session fails")
+		return
+	}
+	s.server.metrics.errors.WithLabelValues(string(f.side), f.direction).Inc()
+	s.log.Info().Err(f.err).Str("side", string(f.side)).Str("direction", f.direction).Msg("session fails")
+}
+
+// drain tells the session to end when it is idle.
+func (s *session) drain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.draining = true
+	if s.back != nil {
+		_ = s.back.conn.SetReadDeadline(longAgo)
+	}
+}
+
+// cut ends the session whatever it is doing: it cancels the running statement, lets pumpServer say goodbye at the next
+// boundary between messages, and closes both sides if that does not come.
+func (s *session) cut() {
+	s.cancelDemand()
+	s.mu.Lock()
+	s.severed, s.over = true, true
+	back, key := s.back, s.key
+	if back != nil {
+		_ = back.conn.SetReadDeadline(longAgo)
+	}
+	s.mu.Unlock()
+	if key != nil {
+		ctx, stop := context.WithTimeout(context.Background(), cutGrace)
+		defer stop()
+		_ = s.server.sendCancel(ctx, cancelRequest(s.process, key))
+	}
+	if s.waitEnd() {
+		return
+	}
+	_ = s.front.conn.Close()
+	if s.waitEnd() || back == nil {
+		return
+	}
+	_ = back.conn.Close()
+}
+
+// waitEnd waits for the end of run, for cutGrace at most.
+func (s *session) waitEnd() bool {
+	timer := time.NewTimer(cutGrace)
+	defer timer.Stop()
+	select {
+	case <-s.ended:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// cancelDemand ends the fulfilment that the session waits for, if there is one.
+func (s *session) cancelDemand() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.demand != nil {
+		s.demand(errCancelled)
+	}
+}
+
+var (
+	errCancelled  = koldproxy.Errorf(koldproxy.CodeQueryCanceled, "canceling statement due to user request")
+	errClientGone = errors.New("the client has gone")
+	errOver       = errors.New("the session is over")
+)
+
+// interrupted says whether an I/O error is one of our own deadlines.
+func interrupted(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
+
+// isReset says whether the peer closed hard, as PostgreSQL does when it closes with unread bytes in its socket.
+func isReset(err error) bool {
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && op.Op == "read" && !op.Timeout()
+}
