@@ -1,3 +1,4 @@
+//nolint:misspell // mosquitto is a program
 package mqtt
 
 import (
@@ -7,6 +8,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 )
 
 // run runs one of the mosquitto tools against the broker and returns what it printed.
@@ -37,14 +39,13 @@ func TestMosquitto(t *testing.T) {
 				out, err := w.run(ctx, "mosquitto_sub", user, "-V", version, "-t", topicA, "-C", "2", "-v")
 				got <- result{out, err}
 			}()
-			// The other version's subtest subscribes and leaves at its own pace, so publish until both messages are there.
+			// It does not tell when it has subscribed, so publish until both messages are there.
 			var r result
-			for i := 0; r.out == "" && r.err == nil; i++ {
+			for r.out == "" && r.err == nil {
 				select {
 				case r = <-got:
-				default:
+				case <-time.After(10 * time.Millisecond):
 					w.broker.Publish(topicA, []byte(`{"id":"00001","op":"put"}`))
-					eventually(t, "published", func() bool { return w.queuesAreEmpty() })
 				}
 			}
 			if want := strings.Repeat(topicA+` {"id":"00001","op":"put"}`+"\n", 2); r.err != nil || r.out != want {
