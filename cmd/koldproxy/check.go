@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/koldproxy/koldproxy/internal/localpg"
+	"github.com/koldproxy/koldproxy/migrations"
+)
+
+// finding is the outcome of one preflight.
+type finding struct {
+	Subject string `json:"subject"`
+	OK      bool   `json:"ok"`
+	Text    string `json:"text"`
+	// Remedy is what to do about a problem.
+	Remedy string `json:"remedy,omitempty"`
+}
+
+func newCheckCommand(opts *options) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "check",
+		Short: "look whether the server, the databases and the cold store are fit for koldproxy",
+		Args:  arguments(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := loadValid(opts)
+			if err != nil {
+				return err
+			}
+			findings := preflight(cmd.Context(), c)
+			problems := 0
+			for _, f := range findings {
+				if !f.OK {
+					problems++
+				}
+			}
+			if asJSON {
+				err = printJSON(cmd.OutOrStdout(), findings)
+			} else {
+				err = printFindings(cmd, findings)
+			}
+			if err == nil && problems > 0 {
+				err = fmt.Errorf("%d of %d checks found a problem", problems, len(findings))
+			}
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func printFindings(cmd *cobra.Command, findings []finding) error {
+	t := newTable(cmd.OutOrStdout(), "CHECK", "RESULT", "FOUND", "WHAT TO DO")
+	for _, f := range findings {
+		result := "ok"
+		if !f.OK {
+			result = "PROBLEM"
+		}
+		t.row(f.Subject, result, f.Text, f.Remedy)
+	}
+	return t.flush()
+}
+
+// preflight runs every check; one that cannot be made is a problem too.
+func preflight(ctx context.Context, c *config) []finding {
+	findings := []finding{checkCold(c)}
+	for _, name := range c.Postgres.Databases {
+		conn, err := c.connect(ctx, name)
+		if err != nil {
+			findings = append(findings, finding{
+				Subject: "connect " + name, Text: err.Error(),
+				Remedy: "correct postgres.dsn or start the server",
+			})
+			continue
+		}
+		if name == c.Postgres.Databases[0] {
+			findings = append(findings, checkServer(ctx, conn)...)
+		}
+		findings = append(findings, checkDatabase(ctx, conn, name)...)
+		_ = conn.Close(context.WithoutCancel(ctx))
+	}
+	if len(c.Postgres.Databases) == 0 {
+		findings = append(findings, finding{
+			Subject: "databases", Text: "postgres.databases is empty", Remedy: "name the databases that shall have streams and feeds",
+		})
+	}
+	return findings
+}
+
+// ask runs a query with one text result and turns an error into a finding.
+func ask(ctx context.Context, conn *pgx.Conn, subject, sql string, judge func(value string) finding) finding {
+	var value string
+	if err := conn.QueryRow(ctx, sql).Scan(&value); err != nil {
+		return finding{Subject: subject, Text: err.Error(), Remedy: "see the error"}
+	}
+	f := judge(value)
+	f.Subject = subject
+	if f.OK {
+		f.Remedy = ""
+	}
+	return f
+}
+
+func checkServer(ctx context.Context, conn *pgx.Conn) []finding {
+	free := func(setting string) func(string) finding {
+		return func(value string) finding {
+			n, _ := strconv.Atoi(value)
+			return finding{OK: n > 0, Text: value + " free", Remedy: "raise " + setting + " and restart the server"}
+		}
+	}
+	return []finding{
+		ask(ctx, conn, "version", "SELECT current_setting('server_version_num')", func(value string) finding {
+			n, _ := strconv.Atoi(value)
+			return finding{
+				OK: n/10000 >= localpg.MinMajor, Text: fmt.Sprintf("PostgreSQL %d.%d", n/10000, n%10000),
+				Remedy: fmt.Sprintf("use PostgreSQL %d or later", localpg.MinMajor),
+			}
+		}),
+		ask(ctx, conn, "wal_level", "SELECT current_setting('wal_level')", func(value string) finding {
+			return finding{OK: value == "logical", Text: value, Remedy: "set wal_level = logical and restart the server"}
+		}),
+		ask(ctx, conn, "replication slots", `SELECT (current_setting('max_replication_slots')::int
+			- (SELECT count(*) FROM pg_replication_slots WHERE slot_name NOT LIKE 'koldproxy\_%'))::text`, free("max_replication_slots")),
+		ask(ctx, conn, "wal senders", `SELECT (current_setting('max_wal_senders')::int
+			- (SELECT count(*) FROM pg_stat_replication WHERE application_name NOT LIKE 'koldproxy%'))::text`, free("max_wal_senders")),
+		ask(ctx, conn, "replication right", "SELECT (rolreplication OR rolsuper)::text FROM pg_roles WHERE rolname = current_user", func(value string) finding {
+			return finding{OK: value == "true", Text: value, Remedy: "ALTER ROLE … REPLICATION for the service role"}
+		}),
+	}
+}
+
+func checkDatabase(ctx context.Context, conn *pgx.Conn, name string) []finding {
+	catalog := finding{Subject: "catalog of " + name, Remedy: "koldproxy migrate up, or start koldproxy serve"}
+	state, err := migrations.Status(ctx, conn)
+	if err != nil {
+		catalog.Text = err.Error()
+	} else {
+		catalog.OK = state.Version == state.Newest
+		catalog.Text = fmt.Sprintf("version %d of %d", state.Version, state.Newest)
+	}
+	if catalog.OK {
+		catalog.Remedy = ""
+	}
+	findings := []finding{
+		ask(ctx, conn, "create in "+name, "SELECT has_database_privilege(current_database(), 'CREATE')::text", func(value string) finding {
+			return finding{OK: value == "true", Text: value, Remedy: "GRANT CREATE ON DATABASE … to the service role"}
+		}),
+		catalog,
+	}
+	if state.Version > 0 {
+		findings = append(findings, ask(ctx, conn, "publication of "+name,
+			"SELECT count(*)::text FROM pg_publication WHERE pubname = 'koldproxy'", func(value string) finding {
+				return finding{OK: value == "1", Text: value + " named koldproxy", Remedy: "CREATE PUBLICATION koldproxy FOR TABLE koldstore.wal_marker"}
+			}))
+	}
+	return findings
+}
+
+// checkCold writes, reads and removes a file where segments will be.
+func checkCold(c *config) finding {
+	f := finding{Subject: "cold store", Remedy: "make cold.url a folder that koldproxy may write to"}
+	dir, err := c.coldDir()
+	if err == nil {
+		err = roundTrip(dir)
+	}
+	if err != nil {
+		f.Text = err.Error()
+		return f
+	}
+	return finding{Subject: f.Subject, OK: true, Text: "write, read and remove work in " + dir}
+}
+
+func roundTrip(dir string) (err error) {
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return err
+	}
+	file, err := os.CreateTemp(dir, ".koldproxy-check-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.Remove(file.Name())) }()
+	const text = "koldproxy check"
+	_, err = file.WriteString(text)
+	if err = errors.Join(err, file.Sync(), file.Close()); err != nil {
+		return err
+	}
+	raw, err := os.ReadFile(filepath.Clean(file.Name()))
+	if err == nil && string(raw) != text {
+		err = fmt.Errorf("%s came back changed", file.Name())
+	}
+	return err
+}

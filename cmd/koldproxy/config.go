@@ -1,0 +1,345 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/pelletier/go-toml/v2"
+	"github.com/rs/zerolog"
+
+	"github.com/koldproxy/koldproxy/proxy"
+	"github.com/koldproxy/koldproxy/walapply"
+)
+
+// config is everything that can be configured. Each field carries its TOML name; keys are written section.name, also in
+// error messages, --set flags and (upper case, KOLDPROXY_SECTION_NAME) environment variables.
+type config struct {
+	Postgres struct {
+		// DSN is the service connection: a URL or key=value string of a role with REPLICATION that owns, or is member of the
+		// owners of, the tables with streams and feeds. The database in it does not matter. PG* variables fill what it omits.
+		DSN string `toml:"dsn"`
+		// PasswordFile is a file with the service role's password, for those who keep it out of the configuration.
+		PasswordFile string `toml:"password_file"`
+		// Databases are those with streams and feeds; every other database is passed through as it is.
+		Databases []string `toml:"databases"`
+	} `toml:"postgres"`
+	Proxy struct {
+		// Listen is where clients connect: host:port, or unix:/path with the path of the socket itself (clients look for
+		// /dir/.s.PGSQL.6543), several separated by commas. Empty turns the proxy off.
+		Listen string `toml:"listen"`
+		// TLSCert and TLSKey are PEM files for client connections; ClientTLS is disable, allow or require.
+		TLSCert   string `toml:"tls_cert"`
+		TLSKey    string `toml:"tls_key"`
+		ClientTLS string `toml:"client_tls"`
+		// ServerTLS is the TLS mode towards the server; this version has disable only.
+		ServerTLS string `toml:"server_tls"`
+		// MaxConnections bounds the sessions.
+		MaxConnections int `toml:"max_connections"`
+		// DrainTimeout is how long open transactions may go on after SIGTERM.
+		DrainTimeout duration `toml:"drain_timeout"`
+	} `toml:"proxy"`
+	Apply struct {
+		// BatchRows and BatchBytes bound one apply transaction while there is a backlog.
+		BatchRows  int `toml:"batch_rows"`
+		BatchBytes int `toml:"batch_bytes"`
+		// Linger is how long a source transaction may wait for company while more is arriving.
+		Linger duration `toml:"linger"`
+	} `toml:"apply"`
+	Cold struct {
+		// URL is where segments of the storage named default are kept: file:///absolute/path.
+		URL string `toml:"url"`
+	} `toml:"cold"`
+	Storage struct {
+		// TTLReclaimIntervalSecs is the time in seconds between two retention sweeps; 0 turns the sweep off.
+		TTLReclaimIntervalSecs int `toml:"ttl_reclaim_interval_secs"`
+	} `toml:"storage"`
+	MQTT struct {
+		// Enabled turns the embedded broker on.
+		Enabled bool `toml:"enabled"`
+		// Listen is the broker's host:port.
+		Listen string `toml:"listen"`
+	} `toml:"mqtt"`
+	HTTP struct {
+		// Listen is the host:port of /metrics, /healthz and /readyz. Empty turns it off.
+		Listen string `toml:"listen"`
+	} `toml:"http"`
+	Log struct {
+		// Level is one of debug, info, warn, error.
+		Level string `toml:"level"`
+	} `toml:"log"`
+
+	origins map[string]string // key to where its value came from
+}
+
+// defaultConfig is the one place with default values.
+func defaultConfig() *config {
+	c := &config{origins: map[string]string{}}
+	c.Proxy.Listen = "127.0.0.1:6543"
+	pc := proxy.DefaultConfig()
+	c.Proxy.ClientTLS = string(pc.ClientTLS)
+	c.Proxy.ServerTLS = string(pc.ServerTLS)
+	c.Proxy.MaxConnections = pc.MaxConnections
+	c.Proxy.DrainTimeout = duration(3 * time.Second) // SIGTERM ends the process within five seconds
+	ac := walapply.DefaultConfig("")
+	c.Apply.BatchRows = ac.BatchRows
+	c.Apply.BatchBytes = ac.BatchBytes
+	c.Apply.Linger = duration(ac.Linger)
+	c.Cold.URL = "file:///var/lib/koldproxy/cold"
+	c.Storage.TTLReclaimIntervalSecs = 900
+	c.MQTT.Listen = ":1883"
+	c.HTTP.Listen = "127.0.0.1:9632"
+	c.Log.Level = "info"
+	for _, f := range c.fields() {
+		c.origins[f.key] = "default"
+	}
+	return c
+}
+
+// loadConfig reads defaults, file, environment (as os.Environ gives it) and --set flags, later ones winning. All errors are
+// usage errors.
+func loadConfig(opts *options, environ []string) (*config, error) {
+	c := defaultConfig()
+	if opts.configFile != "" {
+		if err := c.readFile(opts.configFile); err != nil {
+			return nil, usageError{err}
+		}
+	}
+	var errs []error
+	for _, kv := range environ {
+		name, value, _ := strings.Cut(kv, "=")
+		// Other variables with the prefix are no errors: orchestrators invent some (KOLDPROXY_PORT for a service's port).
+		for _, f := range c.fields() {
+			if name == f.env() {
+				errs = append(errs, c.assign(f, value, "environment "+name))
+			}
+		}
+	}
+	for _, kv := range opts.set {
+		errs = append(errs, c.assignFlag(kv))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, usageError{err}
+	}
+	return c, nil
+}
+
+// readFile reads a TOML file strictly: a key that means nothing is an error that names it.
+func (c *config) readFile(path string) error {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("read the configuration: %w", err)
+	}
+	decoder := toml.NewDecoder(bytes.NewReader(raw)).DisallowUnknownFields()
+	err = decoder.Decode(c)
+	var unknown *toml.StrictMissingError
+	var wrong *toml.DecodeError
+	switch {
+	case errors.As(err, &unknown):
+		var errs []error
+		for _, e := range unknown.Errors {
+			row, _ := e.Position()
+			errs = append(errs, fmt.Errorf("%s:%d: unknown key %s", path, row, strings.Join(e.Key(), ".")))
+		}
+		return errors.Join(errs...)
+	case errors.As(err, &wrong):
+		row, column := wrong.Position()
+		return fmt.Errorf("%s:%d:%d: %s", path, row, column, strings.TrimPrefix(wrong.Error(), "toml: "))
+	case err != nil:
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	present := map[string]map[string]any{}
+	if err := toml.Unmarshal(raw, &present); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	for _, f := range c.fields() {
+		if _, ok := present[f.section][f.name]; ok {
+			c.origins[f.key] = "file " + path
+		}
+	}
+	return nil
+}
+
+func (c *config) assignFlag(kv string) error {
+	key, value, ok := strings.Cut(kv, "=")
+	if !ok {
+		return fmt.Errorf("--set %s: want KEY=VALUE", kv)
+	}
+	for _, f := range c.fields() {
+		if f.key == key {
+			return c.assign(f, value, "flag --set")
+		}
+	}
+	return fmt.Errorf("--set %s: unknown key", key)
+}
+
+// validate reports all problems at once, in the words of the file. databases says whether the command works on databases.
+func (c *config) validate() error {
+	var errs []error
+	bad := func(key, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%s: %s", key, fmt.Sprintf(format, args...)))
+	}
+	if c.Postgres.DSN == "" {
+		bad("postgres.dsn", "is missing")
+	} else if pg, err := c.pgxConfig(""); err != nil {
+		bad("postgres.dsn", "%v", err)
+	} else {
+		errs = append(errs, c.proxyConfig(pg).Validate(), c.applyConfig(c.Postgres.DSN).Validate())
+	}
+	for i, name := range c.Postgres.Databases {
+		if name == "" || slices.Contains(c.Postgres.Databases[:i], name) {
+			bad("postgres.databases", "%q is empty or named twice", name)
+		}
+	}
+	for _, addr := range c.proxyAddresses() {
+		if path, ok := strings.CutPrefix(addr, "unix:"); !ok {
+			checkHostPort(bad, "proxy.listen", addr)
+		} else if !filepath.IsAbs(path) {
+			bad("proxy.listen", "%q is no absolute path", path)
+		}
+	}
+	if _, err := c.coldDir(); err != nil {
+		bad("cold.url", "%v", err)
+	}
+	if c.Storage.TTLReclaimIntervalSecs < 0 {
+		bad("storage.ttl_reclaim_interval_secs", "is negative; 0 turns the sweep off")
+	}
+	if c.MQTT.Enabled {
+		checkHostPort(bad, "mqtt.listen", c.MQTT.Listen)
+	}
+	if c.HTTP.Listen != "" {
+		checkHostPort(bad, "http.listen", c.HTTP.Listen)
+	}
+	if _, err := zerolog.ParseLevel(c.Log.Level); err != nil || c.Log.Level == "" {
+		bad("log.level", "%q is none of debug, info, warn, error", c.Log.Level)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return usageError{fmt.Errorf("the configuration cannot be used:\n%w", err)}
+	}
+	return nil
+}
+
+func checkHostPort(bad func(key, format string, args ...any), key, address string) {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		bad(key, "%q is not host:port", address)
+		return
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		bad(key, "%q has no port number", address)
+	}
+}
+
+// proxyAddresses splits proxy.listen.
+func (c *config) proxyAddresses() []string {
+	var list []string
+	for part := range strings.SplitSeq(c.Proxy.Listen, ",") {
+		if part = strings.TrimSpace(part); part != "" {
+			list = append(list, part)
+		}
+	}
+	return list
+}
+
+// coldDir is the folder that cold.url names.
+func (c *config) coldDir() (string, error) {
+	u, err := url.Parse(c.Cold.URL)
+	if err != nil {
+		return "", err
+	}
+	if u.Scheme != "file" || u.Host != "" || !filepath.IsAbs(u.Path) {
+		return "", fmt.Errorf("%q is not file:///absolute/path, the only kind of storage in this version", u.Redacted())
+	}
+	return filepath.Clean(u.Path), nil
+}
+
+// dsn is the service connection to a database, with the password of the password file; an empty name keeps the database of
+// the configuration.
+func (c *config) dsn(database string) (string, error) {
+	extra := map[string]string{}
+	if database != "" {
+		extra["dbname"] = database
+	}
+	if c.Postgres.PasswordFile != "" {
+		raw, err := os.ReadFile(c.Postgres.PasswordFile)
+		if err != nil {
+			return "", fmt.Errorf("postgres.password_file: %w", err)
+		}
+		extra["password"] = strings.TrimRight(string(raw), "\r\n")
+	}
+	if u, err := url.Parse(c.Postgres.DSN); err == nil && (u.Scheme == "postgres" || u.Scheme == "postgresql") {
+		query := u.Query()
+		for name, value := range extra {
+			query.Set(name, value)
+		}
+		u.RawQuery = query.Encode()
+		return u.String(), nil
+	}
+	dsn := c.Postgres.DSN
+	quote := strings.NewReplacer(`\`, `\\`, `'`, `\'`)
+	for name, value := range extra {
+		dsn += " " + name + "='" + quote.Replace(value) + "'"
+	}
+	return dsn, nil
+}
+
+// pgxConfig is the parsed service connection to a database. Its errors do not repeat the DSN.
+func (c *config) pgxConfig(database string) (*pgx.ConnConfig, error) {
+	dsn, err := c.dsn(database)
+	if err != nil {
+		return nil, err
+	}
+	cc, err := pgx.ParseConfig(dsn)
+	if err != nil {
+		if inner := errors.Unwrap(err); inner != nil {
+			return nil, fmt.Errorf("cannot be used: %w", inner)
+		}
+		return nil, errors.New("is no connection string")
+	}
+	cc.RuntimeParams["application_name"] = "koldproxy"
+	return cc, nil
+}
+
+// proxyConfig is what package proxy has to know about the server of a service connection.
+func (c *config) proxyConfig(pg *pgx.ConnConfig) proxy.Config {
+	pc := proxy.DefaultConfig()
+	network, address := pgconn.NetworkAddress(pg.Host, pg.Port)
+	if pc.Upstream = address; network == "unix" {
+		pc.Upstream = "unix:" + address
+	}
+	pc.TLSCert, pc.TLSKey = c.Proxy.TLSCert, c.Proxy.TLSKey
+	pc.ClientTLS, pc.ServerTLS = proxy.TLSMode(c.Proxy.ClientTLS), proxy.TLSMode(c.Proxy.ServerTLS)
+	pc.MaxConnections = c.Proxy.MaxConnections
+	pc.DrainTimeout = time.Duration(c.Proxy.DrainTimeout)
+	return pc
+}
+
+// applyConfig is what package walapply has to know about one database.
+func (c *config) applyConfig(dsn string) walapply.Config {
+	ac := walapply.DefaultConfig(dsn)
+	ac.BatchRows, ac.BatchBytes, ac.Linger = c.Apply.BatchRows, c.Apply.BatchBytes, time.Duration(c.Apply.Linger)
+	return ac
+}
+
+// duration is a time.Duration that TOML and environment variables spell as "1m30s".
+type duration time.Duration
+
+// UnmarshalText reads Go's spelling of durations.
+func (d *duration) UnmarshalText(text []byte) error {
+	parsed, err := time.ParseDuration(string(text))
+	*d = duration(parsed)
+	return err
+}
+
+// MarshalText writes the same spelling.
+func (d duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }

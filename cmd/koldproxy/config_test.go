@@ -1,0 +1,203 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func writeConfig(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "koldproxy.toml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+const goodConfig = `
+[postgres]
+dsn = "postgres://koldproxy:geheim@db.internal/app"
+databases = ["app"]
+[proxy]
+listen = "127.0.0.1:7000, unix:/run/koldproxy/.s.PGSQL.7000"
+drain_timeout = "10s"
+`
+
+func TestLaterSourcesWin(t *testing.T) {
+	t.Parallel()
+	path := writeConfig(t, goodConfig)
+	c, err := loadConfig(
+		&options{configFile: path, set: []string{"http.listen=127.0.0.1:1", "postgres.databases=a, b"}},
+		[]string{"KOLDPROXY_HTTP_LISTEN=127.0.0.1:2", "KOLDPROXY_MQTT_ENABLED=true", "KOLDPROXY_PORT=tcp://10.0.0.1:6543", "HOME=/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.validate(); err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]string{
+		"proxy.drain_timeout": "file " + path,
+		"http.listen":         "flag --set",
+		"mqtt.enabled":        "environment KOLDPROXY_MQTT_ENABLED",
+		"mqtt.listen":         "default",
+		"postgres.databases":  "flag --set",
+	} {
+		if got := c.origins[key]; got != want {
+			t.Errorf("%s comes from %q, want %q", key, got, want)
+		}
+	}
+	if c.HTTP.Listen != "127.0.0.1:1" || !c.MQTT.Enabled || time.Duration(c.Proxy.DrainTimeout) != 10*time.Second {
+		t.Errorf("wrong values: %+v", c)
+	}
+	if strings.Join(c.Postgres.Databases, "|") != "a|b" {
+		t.Errorf("databases are %q", c.Postgres.Databases)
+	}
+	if got := strings.Join(c.proxyAddresses(), "|"); got != "127.0.0.1:7000|unix:/run/koldproxy/.s.PGSQL.7000" {
+		t.Errorf("addresses are %q", got)
+	}
+}
+
+func TestEveryKeyCanBeSetFromText(t *testing.T) {
+	t.Parallel()
+	c := defaultConfig()
+	for _, f := range c.fields() {
+		text := map[string]string{"bool": "true", "int": "7", "int64": "7s"}[f.value.Kind().String()]
+		if err := c.assign(f, text, "test"); err != nil {
+			t.Errorf("%s: %v", f.key, err)
+		}
+	}
+}
+
+func TestUnknownKeysAreNamed(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"[proxy]\nlisten = \"x\"\nlistne = \"y\"":  ":3: unknown key proxy.listne",
+		"[prox]\nlisten = \"y\"":                   "unknown key prox",
+		"[proxy]\nlisten = 5":                      ":2:10: ",
+		"[proxy]\ndrain_timeout = \"soon\"":        "soon",
+		"[proxy\n":                                 ":1:",
+		"[storage]\nttl_reclaim_interval_secs=1.5": "ttl_reclaim_interval_secs",
+	} {
+		_, err := loadConfig(&options{configFile: writeConfig(t, text)}, nil)
+		var usage usageError
+		if err == nil || !strings.Contains(err.Error(), want) || !errors.As(err, &usage) {
+			t.Errorf("%q: error %v, want a usage error with %q", text, err, want)
+		}
+	}
+	for _, set := range []string{"proxy.listne=x", "proxy.listen", "mqtt.enabled=perhaps"} {
+		if _, err := loadConfig(&options{set: []string{set}}, nil); err == nil {
+			t.Errorf("--set %s was accepted", set)
+		}
+	}
+}
+
+func TestValidateReportsAllProblemsAtOnce(t *testing.T) {
+	t.Parallel()
+	c, err := loadConfig(&options{set: []string{
+		"postgres.dsn=postgres://h/d?sslmode=nonsense", "postgres.databases=a,a", "proxy.listen=nowhere", "cold.url=s3://bucket",
+		"storage.ttl_reclaim_interval_secs=-1", "mqtt.enabled=true", "mqtt.listen=host:port", "http.listen=9632", "log.level=loud",
+	}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = c.validate()
+	if err == nil {
+		t.Fatal("nothing is wrong")
+	}
+	for _, key := range []string{
+		"postgres.dsn", "postgres.databases", "proxy.listen", "cold.url", "storage.ttl_reclaim_interval_secs", "mqtt.listen", "http.listen", "log.level",
+	} {
+		if !strings.Contains(err.Error(), key+": ") {
+			t.Errorf("%s is missing in:\n%v", key, err)
+		}
+	}
+}
+
+func TestValidateAsksThePackages(t *testing.T) {
+	t.Parallel()
+	c, err := loadConfig(&options{set: []string{
+		"postgres.dsn=postgres://h/d", "proxy.client_tls=require", "proxy.server_tls=verify-full", "proxy.max_connections=0", "apply.batch_rows=0",
+	}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = c.validate()
+	for _, key := range []string{"proxy.client_tls", "proxy.server_tls", "proxy.max_connections", "apply.batch_rows"} {
+		if err == nil || !strings.Contains(err.Error(), key) {
+			t.Errorf("%s is missing in:\n%v", key, err)
+		}
+	}
+}
+
+func TestSecretsAreNeverPrinted(t *testing.T) {
+	t.Parallel()
+	for _, dsn := range []string{
+		"postgres://koldproxy:geheim@db.internal/app",
+		"postgres://koldproxy@db.internal/app?password=geheim",
+		"host=db.internal user=koldproxy password=geheim dbname=app",
+		`host=db.internal password = 'ge\'heim geheim' dbname=app`,
+	} {
+		for _, format := range [][]string{nil, {"--json"}} {
+			var out, errOut bytes.Buffer
+			args := append([]string{"config", "print", "--set", "postgres.dsn=" + dsn}, format...)
+			if code := execute(t.Context(), args, &out, &errOut); code != exitFine {
+				t.Fatalf("%s: exit code %d, %s", dsn, code, errOut.String())
+			}
+			if strings.Contains(out.String(), "heim") || !strings.Contains(out.String(), "db.internal") {
+				t.Errorf("%s is printed as\n%s", dsn, out.String())
+			}
+		}
+	}
+	c := defaultConfig()
+	c.Postgres.DSN = "postgres://koldproxy:geheim@db.internal/app?sslmode=nonsense"
+	if err := c.validate(); err == nil || strings.Contains(err.Error(), "geheim") {
+		t.Errorf("the error shows the password: %v", err)
+	}
+}
+
+func TestPasswordFile(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(path, []byte("ge'h\\eim\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := defaultConfig()
+	c.Postgres.PasswordFile = path
+	for _, dsn := range []string{"postgres://koldproxy@db.internal/app", "host=db.internal user=koldproxy dbname=app"} {
+		c.Postgres.DSN = dsn
+		pg, err := c.pgxConfig(`o'th\er`)
+		if err != nil || pg.Password != `ge'h\eim` || pg.Database != `o'th\er` || pg.Host != "db.internal" || pg.User != "koldproxy" {
+			t.Errorf("%s: password %q, database %q, %v", dsn, pg.Password, pg.Database, err)
+		}
+	}
+	c.Postgres.PasswordFile += ".missing"
+	if err := c.validate(); err == nil || !strings.Contains(err.Error(), "postgres.password_file") {
+		t.Errorf("a missing password file: %v", err)
+	}
+}
+
+func TestProxyUpstreamComesFromTheDSN(t *testing.T) {
+	t.Parallel()
+	for dsn, want := range map[string]string{
+		"postgres://db.internal/app":            "db.internal:5432",
+		"postgres://db.internal:6000/app":       "db.internal:6000",
+		"host=/run/postgresql dbname=app":       "unix:/run/postgresql/.s.PGSQL.5432",
+		"postgres:///app?host=/run/p&port=6000": "unix:/run/p/.s.PGSQL.6000",
+		"postgres://[::1]:6000/app":             "[::1]:6000",
+	} {
+		c := defaultConfig()
+		c.Postgres.DSN = dsn
+		pg, err := c.pgxConfig("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.proxyConfig(pg).Upstream; got != want {
+			t.Errorf("%s: upstream %q, want %q", dsn, got, want)
+		}
+	}
+}

@@ -1,0 +1,217 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/koldproxy/koldproxy"
+	"github.com/koldproxy/koldproxy/changefeed"
+	"github.com/koldproxy/koldproxy/walapply"
+)
+
+// database is the runtime of one database with streams and feeds.
+type database struct {
+	name    string
+	cfg     *config
+	dsn     string
+	log     zerolog.Logger
+	metrics prometheus.Registerer
+	pool    *pgxpool.Pool
+
+	cold      changefeed.ColdPages
+	applier   *walapply.Applier
+	tail      *changefeed.Tail
+	sweeper   *changefeed.Sweeper
+	fulfiller *changefeed.Fulfiller
+}
+
+// openDatabase brings the catalog up to date and connects; nothing runs yet.
+func openDatabase(ctx context.Context, cfg *config, name string, log zerolog.Logger, reg prometheus.Registerer) (*database, error) {
+	if err := migrateUp(ctx, cfg, name); err != nil {
+		return nil, err
+	}
+	dsn, err := cfg.dsn(name)
+	if err != nil {
+		return nil, err
+	}
+	pc, err := pgxpool.ParseConfig(dsn)
+	if err != nil {
+		return nil, errors.New("postgres.dsn is no connection string")
+	}
+	pc.ConnConfig.RuntimeParams["application_name"] = "koldproxy"
+	db := &database{
+		name:    name,
+		cfg:     cfg,
+		dsn:     dsn,
+		log:     log,
+		metrics: prometheus.WrapRegistererWith(prometheus.Labels{"db": name}, reg),
+	}
+	if db.pool, err = pgxpool.NewWithConfig(ctx, pc); err != nil {
+		return nil, fmt.Errorf("open a connection pool: %w", err)
+	}
+	return db, nil
+}
+
+// wire connects the parts of the database with each other and with those who receive live events.
+func (db *database) wire(publisher changefeed.Publisher) error {
+	metrics := changefeed.NewMetrics(db.metrics)
+	log := db.part("changefeed")
+	db.tail = changefeed.NewTail(changefeed.DefaultTailConfig(db.name), db.pool, publisher, log, metrics)
+	interval := time.Duration(db.cfg.Storage.TTLReclaimIntervalSecs) * time.Second
+	db.sweeper = changefeed.NewSweeper(interval, db.pool, log, metrics)
+	db.fulfiller = changefeed.NewFulfiller(func(string) (*pgxpool.Pool, bool) { return db.pool, true }, db.cold, log, metrics)
+
+	tc := changefeed.DefaultConfig(db.name)
+	tc.Cold = db.cold
+	tc.Committed = db.tail.Wake
+	target, err := changefeed.NewTarget(tc, log, metrics)
+	if err != nil {
+		return err
+	}
+	ac := db.cfg.applyConfig(db.dsn)
+	ac.WhileLeading = db.lead
+	db.applier, err = walapply.New(ac, target, db.part("walapply"), walapply.NewMetrics(db.metrics))
+	return err
+}
+
+// lead is what only the instance that applies changes does.
+func (db *database) lead(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return db.tail.Run(ctx) })
+	group.Go(func() error { return db.sweeper.Run(ctx) })
+	return group.Wait()
+}
+
+// part is the logger of one package, which adds the database's name itself.
+func (db *database) part(name string) zerolog.Logger { return db.log.With().Str("part", name).Logger() }
+
+// run runs the database's parts until ctx ends.
+func (db *database) run(ctx context.Context) error { return db.applier.Run(ctx) }
+
+// readyTimeout bounds one look at a database's readiness.
+const readyTimeout = 2 * time.Second
+
+// ready says nil when changes of the database are being applied, by this instance or another one.
+func (db *database) ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	var active bool
+	err := db.pool.QueryRow(ctx, `SELECT coalesce(bool_or(s.active), false) FROM koldstore.checkpoint c
+		JOIN pg_catalog.pg_replication_slots s ON s.slot_name = c.slot_name`).Scan(&active)
+	if err != nil {
+		return fmt.Errorf("database %s: %w", db.name, err)
+	}
+	if !active {
+		return fmt.Errorf("database %s: nobody reads its replication slot", db.name)
+	}
+	return nil
+}
+
+func (db *database) close() { db.pool.Close() }
+
+// databases are the runtimes in the order of the configuration.
+type databases []*database
+
+func openDatabases(ctx context.Context, cfg *config, log zerolog.Logger, reg prometheus.Registerer) (databases, error) {
+	var all databases
+	for _, name := range cfg.Postgres.Databases {
+		db, err := openDatabase(ctx, cfg, name, log, reg)
+		if err != nil {
+			return all, fmt.Errorf("database %s: %w", name, err)
+		}
+		all = append(all, db)
+	}
+	return all, nil
+}
+
+func (all databases) wire(publisher changefeed.Publisher) error {
+	for _, db := range all {
+		if err := db.wire(publisher); err != nil {
+			return fmt.Errorf("database %s: %w", db.name, err)
+		}
+	}
+	return nil
+}
+
+func (all databases) close() {
+	for _, db := range all {
+		db.close()
+	}
+}
+
+func (all databases) names() []string {
+	names := make([]string, len(all))
+	for i, db := range all {
+		names[i] = db.name
+	}
+	return names
+}
+
+func (all databases) pools() map[string]*pgxpool.Pool {
+	pools := make(map[string]*pgxpool.Pool, len(all))
+	for _, db := range all {
+		pools[db.name] = db.pool
+	}
+	return pools
+}
+
+func (all databases) ready(ctx context.Context) error {
+	var errs []error
+	for _, db := range all {
+		errs = append(errs, db.ready(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// Fulfil answers a demand of a session, see [proxy.Fulfiller].
+func (all databases) Fulfil(ctx context.Context, name string, demand json.RawMessage) (json.RawMessage, error) {
+	for _, db := range all {
+		if db.name == name {
+			return db.fulfiller.Fulfil(ctx, name, demand)
+		}
+	}
+	return nil, koldproxy.Errorf(koldproxy.CodeNotInPrerequisite, "koldproxy does not serve feeds of database %q", name).
+		WithHint("Add it to [postgres] databases in koldproxy's configuration.")
+}
+
+// StreamStats is what this instance knows about live subscribers, see [proxy.StreamStats].
+func (all databases) StreamStats(name string) json.RawMessage {
+	for _, db := range all {
+		if db.name == name {
+			return db.tail.Stats()
+		}
+	}
+	return json.RawMessage("{}")
+}
+
+// nobody receives live events where the broker is turned off; the tail still sends notifications.
+type nobody struct{}
+
+func (nobody) Publish(string, []byte) {}
+func (nobody) Consumers(string) int   { return 0 }
+
+// readyPoll is how often readiness is looked at while starting.
+const readyPoll = 20 * time.Millisecond
+
+// awaitReady returns nil when every database is ready. Only the end of ctx is an error: a server that cannot be reached or a
+// slot that another instance is about to take over comes in order some time, and the appliers log what is wrong.
+func (all databases) awaitReady(ctx context.Context) error {
+	tick := time.NewTicker(readyPoll)
+	defer tick.Stop()
+	for all.ready(ctx) != nil {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+	return nil
+}

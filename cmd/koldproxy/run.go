@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/rs/zerolog"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/koldproxy/koldproxy/changefeed"
+	"github.com/koldproxy/koldproxy/changefeed/mqtt"
+	"github.com/koldproxy/koldproxy/proxy"
+)
+
+// endpoints are the addresses that a running koldproxy listens at; nil where it does not.
+type endpoints struct {
+	proxy []net.Addr
+	mqtt  net.Addr
+	http  net.Addr
+}
+
+// listeners are the open sockets of one koldproxy.
+type listeners struct {
+	proxy      []net.Listener
+	mqtt, http net.Listener
+}
+
+// service is one koldproxy in front of one server.
+type service struct {
+	cfg       *config
+	log       zerolog.Logger
+	registry  *prometheus.Registry
+	databases databases
+	broker    *mqtt.Broker // nil when turned off
+	proxy     *proxy.Server
+}
+
+// run is the one way to start koldproxy: it opens the sockets, brings the catalog of each database up to date, and serves
+// until ctx ends or a part fails. ready is called when everything accepts connections; an error of it ends run too.
+func run(ctx context.Context, cfg *config, log zerolog.Logger, ready func(context.Context, endpoints) error) error {
+	ls, err := listen(ctx, cfg)
+	if err != nil {
+		return errors.Join(err, ls.close())
+	}
+	s := &service{cfg: cfg, log: log, registry: prometheus.NewRegistry()}
+	if err := s.open(ctx); err != nil {
+		s.databases.close()
+		return errors.Join(err, ls.close())
+	}
+	defer s.databases.close()
+	return s.serve(ctx, ls, ready)
+}
+
+func listen(ctx context.Context, cfg *config) (ls listeners, err error) {
+	for _, address := range cfg.proxyAddresses() {
+		ln, err := proxy.Listen(ctx, address)
+		if err != nil {
+			return ls, fmt.Errorf("proxy.listen: %w", err)
+		}
+		ls.proxy = append(ls.proxy, ln)
+	}
+	var lc net.ListenConfig
+	if cfg.MQTT.Enabled {
+		if ls.mqtt, err = lc.Listen(ctx, "tcp", cfg.MQTT.Listen); err != nil {
+			return ls, fmt.Errorf("mqtt.listen: %w", err)
+		}
+	}
+	if cfg.HTTP.Listen != "" {
+		if ls.http, err = lc.Listen(ctx, "tcp", cfg.HTTP.Listen); err != nil {
+			return ls, fmt.Errorf("http.listen: %w", err)
+		}
+	}
+	return ls, nil
+}
+
+func (ls listeners) close() error {
+	var errs []error
+	for _, ln := range append([]net.Listener{ls.mqtt, ls.http}, ls.proxy...) {
+		if ln != nil {
+			errs = append(errs, ln.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (ls listeners) endpoints() endpoints {
+	var e endpoints
+	for _, ln := range ls.proxy {
+		e.proxy = append(e.proxy, ln.Addr())
+	}
+	if ls.mqtt != nil {
+		e.mqtt = ls.mqtt.Addr()
+	}
+	if ls.http != nil {
+		e.http = ls.http.Addr()
+	}
+	return e
+}
+
+// open makes all parts; nothing runs yet.
+func (s *service) open(ctx context.Context) error {
+	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	var err error
+	if s.databases, err = openDatabases(ctx, s.cfg, s.log, s.registry); err != nil {
+		return err
+	}
+	if s.cfg.MQTT.Enabled {
+		login, err := s.cfg.pgxConfig("")
+		if err != nil {
+			return err
+		}
+		auth := mqtt.NewPostgresAuth(login, s.databases.pools())
+		if s.broker, err = mqtt.New(mqtt.DefaultConfig(), auth, s.log.With().Str("part", "mqtt").Logger(), s.registry); err != nil {
+			return err
+		}
+	}
+	var publisher changefeed.Publisher = nobody{}
+	if s.broker != nil {
+		publisher = s.broker
+	}
+	if err := s.databases.wire(publisher); err != nil {
+		return err
+	}
+	pg, err := s.cfg.pgxConfig("")
+	if err != nil {
+		return err
+	}
+	pc := s.cfg.proxyConfig(pg)
+	pc.Databases = s.databases.names()
+	s.proxy, err = proxy.New(pc, proxy.Deps{
+		Log:     s.log.With().Str("part", "proxy").Logger(),
+		Metrics: proxy.NewMetrics(s.registry),
+	})
+	return err
+}
+
+// serve runs all parts. When ctx ends it first drains the proxy, whose sessions may still need the others, and then stops
+// them.
+func (s *service) serve(ctx context.Context, ls listeners, ready func(context.Context, endpoints) error) error {
+	base, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	parts, partsCtx := errgroup.WithContext(base)
+	front, frontCtx := errgroup.WithContext(ctx)
+	// A part that fails takes the front down, too.
+	stopFront := context.AfterFunc(partsCtx, func() { front.Go(func() error { return errPartFailed }) })
+
+	for _, db := range s.databases {
+		parts.Go(func() error { return db.run(partsCtx) })
+	}
+	if s.broker != nil {
+		parts.Go(func() error { return s.broker.Serve(partsCtx, ls.mqtt) })
+	}
+	if ls.http != nil {
+		server := newHTTPServer(s.registry, func() error { return s.databases.ready(partsCtx) })
+		parts.Go(func() error { return serveHTTP(partsCtx, ls.http, server) })
+	}
+	for _, ln := range ls.proxy {
+		front.Go(func() error { return s.proxy.Serve(frontCtx, ln) })
+	}
+	front.Go(func() error {
+		if err := s.databases.awaitReady(frontCtx); err != nil {
+			return err
+		}
+		if err := ready(frontCtx, ls.endpoints()); err != nil {
+			return err
+		}
+		<-frontCtx.Done() // so that a koldproxy without a proxy port runs as well
+		return nil
+	})
+
+	err := front.Wait()
+	stopFront()
+	stop()
+	if partErr := parts.Wait(); partErr != nil {
+		return partErr // the cause; the front only followed
+	}
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return nil // told to stop while starting
+	}
+	return err
+}
+
+var errPartFailed = errors.New("a part of koldproxy failed")

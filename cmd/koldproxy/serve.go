@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/rs/zerolog"
+	"github.com/spf13/cobra"
+)
+
+func newServeCommand(opts *options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "serve",
+		Short: "run koldproxy in front of the server that the configuration names",
+		Args:  arguments(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := loadValid(opts)
+			if err != nil {
+				return err
+			}
+			log, err := cfg.logger(cmd)
+			if err != nil {
+				return err
+			}
+			defer ignoreHangup(log)()
+			return run(cmd.Context(), cfg, log, func(_ context.Context, e endpoints) error {
+				e.log(log)
+				return nil
+			})
+		},
+	}
+}
+
+func (c *config) logger(cmd *cobra.Command) (zerolog.Logger, error) {
+	level, err := zerolog.ParseLevel(c.Log.Level)
+	return newLogger(cmd.ErrOrStderr(), level), err
+}
+
+func (e endpoints) log(log zerolog.Logger) {
+	event := log.Info()
+	for _, addr := range e.proxy {
+		event = event.Str("proxy", addr.String())
+	}
+	if e.mqtt != nil {
+		event = event.Str("mqtt", e.mqtt.String())
+	}
+	if e.http != nil {
+		event = event.Str("http", e.http.String())
+	}
+	event.Msg("ready")
+}
+
+// ignoreHangup answers SIGHUP, which would otherwise end the process, by saying that this version reloads nothing.
+func ignoreHangup(log zerolog.Logger) (stop func()) {
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range hangups {
+			log.Warn().Msg("SIGHUP: nothing can be reloaded; restart to change the configuration")
+		}
+	}()
+	return func() {
+		signal.Stop(hangups)
+		close(hangups)
+		<-done
+	}
+}
