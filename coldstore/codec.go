@@ -11,6 +11,8 @@ type typed[T any] struct {
 	parse  func(raw []byte) (T, bool)
 	format func(dst []byte, v T) []byte
 
+	required bool // a column without nulls has no levels
+
 	values  []T
 	levels  []int16 // 1 for a value, 0 for null: Parquet's definition levels
 	at      []int   // set by read: where in values the value of a row is
@@ -47,7 +49,11 @@ func (c *typed[T]) write(w any) error {
 	if !ok {
 		return fmt.Errorf("a writer of type %T for values of type %T", w, *new(T))
 	}
-	n, err := bw.WriteBatch(c.values, c.levels, nil)
+	levels := c.levels
+	if c.required {
+		levels = nil
+	}
+	n, err := bw.WriteBatch(c.values, levels, nil)
 	if err == nil && n != int64(len(c.values)) {
 		err = fmt.Errorf("%d of %d values written", n, len(c.values))
 	}
@@ -61,7 +67,11 @@ func (c *typed[T]) read(r any, n int) error {
 	if !ok {
 		return fmt.Errorf("a reader of type %T for values of type %T", r, *new(T))
 	}
-	values, levels := make([]T, n), make([]int16, n)
+	values := make([]T, n)
+	var levels []int16
+	if !c.required {
+		levels = make([]int16, n)
+	}
 	rows, present, err := br.ReadBatch(int64(n), values, levels, nil)
 	if err != nil {
 		return err
@@ -69,7 +79,11 @@ func (c *typed[T]) read(r any, n int) error {
 	if rows != int64(n) {
 		return fmt.Errorf("%d of %d rows: %w", rows, n, errShort)
 	}
-	c.values, c.levels, c.at = values[:present], levels, make([]int, n)
+	c.values, c.levels = values[:present], levels
+	if c.required {
+		return nil
+	}
+	c.at = make([]int, n)
 	next := 0
 	for i, level := range levels {
 		c.at[i] = next
@@ -83,9 +97,20 @@ func (c *typed[T]) read(r any, n int) error {
 
 var errShort = errors.New("column ends early")
 
+// present says whether value i is there, after read.
+func (c *typed[T]) present(i int) bool { return c.required || c.levels[i] != 0 }
+
 func (c *typed[T]) render(dst []byte, i int) []byte {
-	if c.levels[i] == 0 {
+	if !c.present(i) {
 		return dst
 	}
-	return c.format(dst, c.values[c.at[i]])
+	return c.format(dst, c.value(i))
+}
+
+// value is value i of those that were read; i must be present.
+func (c *typed[T]) value(i int) T {
+	if c.required {
+		return c.values[i]
+	}
+	return c.values[c.at[i]]
 }

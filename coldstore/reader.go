@@ -1,0 +1,377 @@
+package coldstore
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"sort"
+
+	"github.com/apache/arrow-go/v18/parquet"
+	"github.com/apache/arrow-go/v18/parquet/file"
+	"github.com/apache/arrow-go/v18/parquet/metadata"
+
+	"github.com/koldproxy/koldproxy"
+)
+
+// segmentFile is an object whose content was verified. It holds the footer and every seq, but no open file and no rows, and
+// is not changed after it was opened, so it may be used concurrently.
+type segmentFile struct {
+	bucket  Bucket
+	object  string
+	version string
+	size    int64
+	layout  *layout
+	footer  *metadata.FileMetaData
+	groups  []int // first row of each row group, and behind the last one the number of rows
+	seqs    []koldproxy.Seq
+	quoted  [][]byte // names of the columns as JSON strings
+	byName  map[string]int
+	key     []int // the key columns; -1 for one that has another name now
+}
+
+// expected is what the catalog says about an object.
+type expected struct {
+	object string
+	size   int64
+	sha256 []byte
+	rows   int64
+	minSeq koldproxy.Seq
+	maxSeq koldproxy.Seq
+}
+
+// openSegment reads an object once from end to end, compares it with what is expected, and only then decodes its footer.
+// Damage is a *CorruptError.
+func openSegment(ctx context.Context, bucket Bucket, want expected) (*segmentFile, error) {
+	info, err := verifyObject(ctx, bucket, want)
+	if err != nil {
+		return nil, err
+	}
+	f := &segmentFile{bucket: bucket, object: want.object, version: info.Version, size: info.SizeBytes}
+	if err := f.guard(func() error { return f.readFooter(ctx) }); err != nil {
+		return nil, err
+	}
+	switch n := int64(len(f.seqs)); {
+	case n != want.rows:
+		return nil, f.corrupt("%d rows instead of %d", n, want.rows)
+	case n == 0:
+		return nil, f.corrupt("no rows")
+	case f.seqs[0] != want.minSeq || f.seqs[n-1] != want.maxSeq:
+		return nil, f.corrupt("seqs %d to %d instead of %d to %d", f.seqs[0], f.seqs[n-1], want.minSeq, want.maxSeq)
+	}
+	for i := 1; i < len(f.seqs); i++ {
+		if f.seqs[i] <= f.seqs[i-1] {
+			return nil, f.corrupt("row %d is out of order", i)
+		}
+	}
+	return f, nil
+}
+
+func verifyObject(ctx context.Context, bucket Bucket, want expected) (ObjectInfo, error) {
+	r, info, err := bucket.Get(ctx, want.object)
+	if err != nil {
+		return info, err
+	}
+	hash := sha256.New()
+	n, err := io.Copy(hash, r)
+	if err = errors.Join(err, r.Close()); err != nil {
+		return info, fmt.Errorf("read object %s: %w", want.object, err)
+	}
+	if n != want.size {
+		return info, &CorruptError{Object: want.object, Offset: min(n, want.size), Reason: fmt.Sprintf("%d bytes instead of %d", n, want.size)}
+	}
+	if sum := hash.Sum(nil); !bytes.Equal(sum, want.sha256) {
+		return info, &CorruptError{Object: want.object, Offset: -1, Reason: fmt.Sprintf("sha256 is %x instead of %x", sum, want.sha256)}
+	}
+	return info, nil
+}
+
+func (f *segmentFile) corrupt(format string, args ...any) error {
+	return &CorruptError{Object: f.object, Offset: -1, Reason: fmt.Sprintf(format, args...)}
+}
+
+// guard runs a piece of decoding. The Parquet library panics on some kinds of damage; here that is an error like any other.
+func (f *segmentFile) guard(fn func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = f.corrupt("decoder stopped: %v", r)
+		}
+	}()
+	if err := fn(); err != nil {
+		return fmt.Errorf("read object %s: %w", f.object, err)
+	}
+	return nil
+}
+
+func (f *segmentFile) open(ctx context.Context) (*file.Reader, error) {
+	source := &objectReader{ctx: ctx, f: f}
+	if f.footer != nil {
+		return file.NewParquetReader(source, file.WithMetadata(f.footer))
+	}
+	return file.NewParquetReader(source)
+}
+
+func (f *segmentFile) readFooter(ctx context.Context) error {
+	r, err := f.open(ctx)
+	if err != nil {
+		return err
+	}
+	f.footer = r.MetaData()
+	if f.layout, err = readLayout(f.footer); err != nil {
+		return err
+	}
+	f.byName = make(map[string]int, len(f.layout.columns))
+	for i := range f.layout.columns {
+		name := f.layout.columns[i].Name
+		f.byName[name] = i
+		f.quoted = append(f.quoted, appendString(nil, name))
+	}
+	for _, name := range f.layout.key {
+		i, ok := f.byName[name]
+		if !ok {
+			i = -1
+		}
+		f.key = append(f.key, i)
+	}
+	rows := 0
+	for g := range r.NumRowGroups() {
+		f.groups = append(f.groups, rows)
+		n := int(r.RowGroup(g).NumRows())
+		seq := typed[int64]{required: true}
+		if err := readColumn(r, g, colSeq, 0, n, &seq); err != nil {
+			return err
+		}
+		for _, v := range seq.values {
+			f.seqs = append(f.seqs, koldproxy.Seq(v))
+		}
+		rows += n
+	}
+	f.groups = append(f.groups, rows)
+	return nil
+}
+
+// memory is roughly how many bytes the opened segment occupies.
+func (f *segmentFile) memory() int64 {
+	return int64(len(f.seqs))*8 + int64(len(f.groups))*int64(len(f.layout.columns)+systemColumns)*512 + 4096
+}
+
+// after returns the ordinal of the first row above a position.
+func (f *segmentFile) after(seq koldproxy.Seq) int {
+	return sort.Search(len(f.seqs), func(i int) bool { return f.seqs[i] > seq })
+}
+
+// readGap is how many rows in between are cheaper to decode than to seek over.
+const readGap = 256
+
+// rows reads the rows with the given ordinals, which must be ascending. Images are left out when only keys are wanted.
+func (f *segmentFile) rows(ctx context.Context, ordinals []uint32, keysOnly bool) ([]Row, error) {
+	out := make([]Row, 0, len(ordinals))
+	err := f.guard(func() error {
+		r, err := f.open(ctx)
+		if err != nil {
+			return err
+		}
+		for len(ordinals) > 0 {
+			if int(ordinals[0]) >= len(f.seqs) {
+				return fmt.Errorf("row %d of %d does not exist", ordinals[0], len(f.seqs))
+			}
+			group := sort.SearchInts(f.groups, int(ordinals[0])+1) - 1
+			n := 1
+			for n < len(ordinals) && int(ordinals[n]) < f.groups[group+1] && ordinals[n]-ordinals[n-1] <= readGap {
+				n++
+			}
+			if out, err = f.run(r, group, ordinals[:n], keysOnly, out); err != nil {
+				return err
+			}
+			ordinals = ordinals[n:]
+		}
+		return nil
+	})
+	return out, err
+}
+
+// run reads neighbouring rows of one row group.
+func (f *segmentFile) run(r *file.Reader, group int, ordinals []uint32, keysOnly bool, out []Row) ([]Row, error) {
+	first, last := int(ordinals[0]), int(ordinals[len(ordinals)-1])
+	c := chunk{f: f, op: typed[int32]{required: true}, columns: make([]codec, len(f.layout.columns))}
+	for i, codec := range []codec{colOp: &c.op, colExact: &c.exact, colMissing: &c.missing, colKey: &c.pk} {
+		if codec == nil {
+			continue
+		}
+		if err := readColumn(r, group, i, first-f.groups[group], last-first+1, codec); err != nil {
+			return nil, err
+		}
+	}
+	wanted := f.key
+	if !keysOnly {
+		wanted = make([]int, len(c.columns))
+		for i := range wanted {
+			wanted[i] = i
+		}
+	}
+	for _, i := range wanted {
+		if i < 0 {
+			continue
+		}
+		codec, err := f.layout.columns[i].codec()
+		if err != nil {
+			return nil, err
+		}
+		if err := readColumn(r, group, systemColumns+i, first-f.groups[group], last-first+1, codec); err != nil {
+			return nil, err
+		}
+		c.columns[i] = codec
+	}
+	for _, ordinal := range ordinals {
+		row, err := c.row(int(ordinal)-first, keysOnly)
+		if err != nil {
+			return nil, fmt.Errorf("row %d: %w", ordinal, err)
+		}
+		row.Seq = f.seqs[ordinal]
+		out = append(out, row)
+	}
+	return out, nil
+}
+
+// readColumn reads n values of one column, beginning at a row of the row group.
+func readColumn(r *file.Reader, group, column, first, n int, into codec) error {
+	chunk, err := r.RowGroup(group).Column(column)
+	if err != nil {
+		return fmt.Errorf("row group %d column %d: %w", group, column, err)
+	}
+	if first > 0 {
+		if err := chunk.SeekToRow(int64(first)); err != nil {
+			return fmt.Errorf("row group %d column %d: seek: %w", group, column, err)
+		}
+	}
+	if err := into.read(chunk, n); err != nil {
+		return fmt.Errorf("row group %d column %d: %w", group, column, err)
+	}
+	return nil
+}
+
+// chunk is some rows of one row group, decoded.
+type chunk struct {
+	f           *segmentFile
+	op          typed[int32]
+	exact       typed[parquet.ByteArray]
+	missing, pk typed[parquet.ByteArray]
+	columns     []codec // nil for those that were not read
+}
+
+// row builds row i.
+func (c *chunk) row(i int, keysOnly bool) (Row, error) {
+	row := Row{Op: koldproxy.Op(c.op.values[i])}
+	exact := map[string]json.RawMessage{}
+	if c.exact.present(i) {
+		if err := eachMember(c.exact.value(i), func(key, value []byte) error {
+			name, ok := unescape(key)
+			if !ok {
+				return errNotJSON
+			}
+			exact[name] = value
+			return nil
+		}); err != nil {
+			return row, err
+		}
+	}
+	if c.pk.present(i) {
+		row.PK = json.RawMessage(c.pk.value(i))
+	} else {
+		var w objectWriter
+		for k, name := range c.f.layout.key {
+			if c.f.key[k] < 0 {
+				return row, fmt.Errorf("key column %q is nowhere", name)
+			}
+			w.add(c.f.quoted[c.f.key[k]], c.render(c.f.key[k], i, exact))
+		}
+		row.PK = w.finish()
+	}
+	if keysOnly || row.Op == koldproxy.OpDelete {
+		return row, nil
+	}
+	missing := map[string]bool{}
+	if c.missing.present(i) {
+		var names []string
+		if err := json.Unmarshal(c.missing.value(i), &names); err != nil {
+			return row, err
+		}
+		for _, name := range names {
+			missing[name] = true
+		}
+	}
+	var w objectWriter
+	for k := range c.columns {
+		if name := c.f.layout.columns[k].Name; !missing[name] {
+			w.add(c.f.quoted[k], c.render(k, i, exact))
+			delete(exact, name)
+		}
+	}
+	for name, value := range exact {
+		w.add(appendString(nil, name), value)
+	}
+	row.Image = w.finish()
+	return row, nil
+}
+
+// render gives the raw value of column k in row i.
+func (c *chunk) render(k, i int, exact map[string]json.RawMessage) []byte {
+	if value, ok := exact[c.f.layout.columns[k].Name]; ok {
+		return value
+	}
+	if value := c.columns[k].render(nil, i); len(value) > 0 {
+		return value
+	}
+	return []byte("null")
+}
+
+// objectReader gives the Parquet library random access to one version of an object, for the length of one call.
+type objectReader struct {
+	ctx context.Context //nolint:containedctx // lives for one call
+	f   *segmentFile
+	pos int64
+}
+
+var _ parquet.ReaderAtSeeker = (*objectReader)(nil)
+
+// ReadAt implements io.ReaderAt.
+func (r *objectReader) ReadAt(p []byte, off int64) (int, error) {
+	n := min(int64(len(p)), r.f.size-off)
+	if n < 0 || off < 0 {
+		return 0, io.EOF
+	}
+	data, err := r.f.bucket.GetRange(r.ctx, r.f.object, r.f.version, off, n)
+	if err != nil {
+		return 0, err
+	}
+	copy(p, data)
+	if int(n) < len(p) {
+		return int(n), io.EOF
+	}
+	return int(n), nil
+}
+
+// Read implements io.Reader.
+func (r *objectReader) Read(p []byte) (int, error) {
+	n, err := r.ReadAt(p, r.pos)
+	r.pos += int64(n)
+	return n, err
+}
+
+// Seek implements io.Seeker.
+func (r *objectReader) Seek(offset int64, whence int) (int64, error) {
+	switch whence {
+	case io.SeekCurrent:
+		offset += r.pos
+	case io.SeekEnd:
+		offset += r.f.size
+	}
+	if offset < 0 {
+		return 0, errors.New("seek before the beginning")
+	}
+	r.pos = offset
+	return offset, nil
+}
