@@ -17,7 +17,8 @@ const (
 type DatumKind uint8
 
 const (
-	// DatumMissing means that the row came without this column: it did not exist then, or is generated.
+	// DatumMissing means that the row came without this column: it did not exist then, is generated, or is no part of the
+	// key and only the key was logged.
 	DatumMissing DatumKind = iota
 	// DatumNull is the SQL NULL.
 	DatumNull
@@ -50,12 +51,15 @@ type Relation struct {
 }
 
 // Change is one committed row event, in commit order. Old and New run parallel to Relation.Columns; Old is nil where the
-// log carried no old row, New is nil for deletes and truncates.
+// log carried no old row, New is nil for deletes and truncates. Where the log carried the old key only, the other columns
+// of Old are missing ([DatumMissing]).
 type Change struct {
 	Relation *Relation
 	Op       Op
 	Old, New []Datum
-	// CommitLSN is the end of the commit record of the change's transaction; all changes of a transaction share it.
+	// CommitLSN is where the commit record of the change's transaction begins; all changes of a transaction share it, and
+	// no other transaction has it. (The checkpoint holds ends of commit records: the end is on the wire only after the
+	// changes, too late for a transaction that is larger than memory.)
 	CommitLSN LSN
 	// CommitTime is when the transaction committed, by the server's clock.
 	CommitTime time.Time

@@ -62,7 +62,7 @@ func (q *Sequence) Watermark() Seq { return q.watermark }
 const EventIDLen = 17 + 1 + 10 + 1 + 16
 
 // EventID is the position of an event in a stream log: the time part of its seq in milliseconds since 1970, the counter
-// part, and the end of the source transaction's commit in hexadecimal, all of fixed width, so that ids sort in event
+// part, and the source transaction's CommitLSN (see [Change]) in hexadecimal, all of fixed width, so that ids sort in event
 // order as bytes. The SQL function koldstore.event_id writes the same text.
 func EventID(s Seq, commit LSN) string {
 	return fmt.Sprintf("%017d-%010d-%016x", s.Millis(), s.Counter(), uint64(commit))

@@ -1,0 +1,328 @@
+package walapply
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/koldproxy/koldproxy"
+)
+
+// backgroundPause is how often background work may come between batches while there is a backlog.
+const backgroundPause = 100 * time.Millisecond
+
+// applyLoop turns messages into apply transactions. It belongs to one goroutine; the transaction state of the stream is
+//
+//	pending:  [ changes of whole source transactions | changes of the one being received ]
+//	                                             whole ┘
+//
+// A source transaction that outgrows a batch moves into tx, an apply transaction that stays open until its end has come.
+type applyLoop struct {
+	*session
+	queue *queue
+	ack   *acknowledger
+	seqs  *koldproxy.Sequence
+
+	pending      []koldproxy.Change
+	pendingBytes int
+	whole        int
+	wholeBytes   int
+	transactions int           // source transactions in pending[:whole], or the one in tx
+	end          koldproxy.LSN // end of the last whole source transaction that was received and is not acknowledged
+	committedAt  time.Time     // when it committed
+	oldest       time.Time     // when the first of pending[:whole] was complete
+	caughtUp     koldproxy.LSN // end of log in a keepalive after end, to be acknowledged with it
+
+	idle     bool // the server has been caught up once with nothing pending here
+	inSource bool // between begin and commit
+	skip     bool // the source transaction has been applied before
+
+	tx      pgx.Tx // open for a source transaction larger than a batch
+	txStart time.Time
+	txRows  int64
+
+	background     bool // Background may have work
+	lastBackground time.Time
+}
+
+// run applies until ctx ends or something fails. What was received before the stream broke is applied first.
+func (l *applyLoop) run(ctx context.Context) error {
+	defer func() {
+		if l.tx != nil {
+			rollback(ctx, l.tx)
+		}
+	}()
+	var messages []message
+	for {
+		var err error
+		if messages, err = l.queue.take(messages); err != nil {
+			return errors.Join(l.flush(ctx), err)
+		}
+		for i := range messages {
+			if err := l.handle(ctx, &messages[i]); err != nil {
+				return err
+			}
+		}
+		clear(messages)
+		if !l.queue.empty() {
+			if l.background && time.Since(l.lastBackground) > backgroundPause {
+				if err := l.betweenBatches(ctx); err != nil {
+					return err
+				}
+			}
+			continue
+		}
+		if err := l.flush(ctx); err != nil {
+			return err
+		}
+		if l.background && l.tx == nil {
+			if err := l.betweenBatches(ctx); err != nil {
+				return err
+			}
+			continue
+		}
+		if l.idle {
+			l.retry.succeeded()
+		}
+		select {
+		case <-l.queue.filled:
+		case <-l.a.poked:
+			l.background = true
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// handle takes one message in.
+func (l *applyLoop) handle(ctx context.Context, m *message) error {
+	switch m.kind {
+	case messageBegin:
+		l.done(m.bytes)
+		l.inSource = true
+		// Commit records do not overlap, so one that begins before the end of another ends before it as well.
+		l.skip = m.lsn < l.cp.applied
+	case messageChange:
+		if l.skip {
+			l.done(m.bytes)
+			return nil
+		}
+		l.pending = append(l.pending, m.change)
+		l.pendingBytes += m.bytes
+		if l.full() {
+			return l.spill(ctx)
+		}
+	case messageCommit:
+		l.done(m.bytes)
+		return l.commit(ctx, m)
+	case messageKeepalive:
+		l.done(m.bytes)
+		switch {
+		case l.inSource:
+		case l.end > 0:
+			l.caughtUp = m.lsn
+		default:
+			l.idle = true
+			return l.ack.advance(m.lsn)
+		}
+	}
+	return nil
+}
+
+// full says whether pending is as large as a batch may be.
+func (l *applyLoop) full() bool {
+	return len(l.pending) >= l.a.cfg.BatchRows || l.pendingBytes >= l.a.cfg.BatchBytes
+}
+
+// commit ends a source transaction.
+func (l *applyLoop) commit(ctx context.Context, m *message) error {
+	l.inSource = false
+	if l.skip {
+		return nil
+	}
+	if l.tx == nil && len(l.pending) > l.whole {
+		l.transactions++
+		if l.whole == 0 {
+			l.oldest = time.Now()
+		}
+	}
+	l.whole, l.wholeBytes = len(l.pending), l.pendingBytes
+	l.end, l.committedAt, l.caughtUp = m.lsn, m.time, 0
+	if l.tx != nil {
+		if err := l.applyPending(ctx, l.tx, l.whole); err != nil {
+			return err
+		}
+		return l.finish(ctx)
+	}
+	if l.whole > 0 && (l.full() || time.Since(l.oldest) >= l.a.cfg.Linger) {
+		return l.flush(ctx)
+	}
+	return nil
+}
+
+// flush applies what is whole in a transaction of its own and acknowledges it.
+func (l *applyLoop) flush(ctx context.Context) error {
+	if l.tx != nil || l.end == 0 {
+		return nil
+	}
+	if l.whole == 0 { // source transactions without changes; nothing to write for them
+		return l.acknowledge()
+	}
+	if err := l.open(ctx); err != nil {
+		return err
+	}
+	if err := l.applyPending(ctx, l.tx, l.whole); err != nil {
+		return err
+	}
+	return l.finish(ctx)
+}
+
+// spill makes room while a source transaction is being received: first by applying those before it, and if it fills a
+// batch on its own, by handing its first part over in an apply transaction that waits for the rest.
+func (l *applyLoop) spill(ctx context.Context) error {
+	if err := l.flush(ctx); err != nil || !l.full() {
+		return err
+	}
+	if l.tx == nil {
+		if err := l.open(ctx); err != nil {
+			return err
+		}
+		l.transactions = 1
+	}
+	return l.applyPending(ctx, l.tx, len(l.pending))
+}
+
+// open begins an apply transaction.
+func (l *applyLoop) open(ctx context.Context) error {
+	tx, err := l.conn.Begin(ctx)
+	if err != nil {
+		return fmt.Errorf("begin an apply transaction: %w", err)
+	}
+	l.tx, l.txStart, l.txRows = tx, time.Now(), 0
+	return showToken(ctx, tx)
+}
+
+// showToken lets tx write to logs and mirrors.
+func showToken(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, `SELECT set_config('koldstore.writer', (SELECT token::text FROM koldstore.writer_token), true)`)
+	if err != nil {
+		return fmt.Errorf("show the writer's token: %w", err)
+	}
+	return nil
+}
+
+// applyPending hands the first n pending changes, whole or all of them, to the target and forgets them.
+func (l *applyLoop) applyPending(ctx context.Context, tx pgx.Tx, n int) error {
+	if n == 0 {
+		return nil
+	}
+	changes := l.pending[:n:n]
+	if err := l.a.target.Apply(ctx, tx, l.seqs, changes); err != nil {
+		return fmt.Errorf("apply changes: %w", err)
+	}
+	for i := range changes {
+		if changes[i].Op != koldproxy.OpTruncate && changes[i].Relation.Namespace != "koldstore" {
+			l.txRows++
+		}
+	}
+	bytes := l.pendingBytes
+	if n == l.whole {
+		bytes = l.wholeBytes
+	}
+	l.pendingBytes -= bytes
+	l.done(bytes)
+	rest := copy(l.pending, l.pending[n:])
+	clear(l.pending[rest:])
+	l.pending = l.pending[:rest]
+	l.whole, l.wholeBytes = 0, 0
+	return nil
+}
+
+// finish moves the checkpoint to end, commits and acknowledges.
+func (l *applyLoop) finish(ctx context.Context) error {
+	n := next{applied: l.end, watermark: l.seqs.Watermark(), rows: l.txRows}
+	if err := l.cp.advance(ctx, l.tx, n); err != nil {
+		return err
+	}
+	if err := l.commitTx(ctx, n); err != nil {
+		return err
+	}
+	l.background = true
+	m := l.a.metrics
+	m.rows.Add(float64(l.txRows))
+	m.transactions.Add(float64(l.transactions))
+	m.batchSeconds.Observe(time.Since(l.txStart).Seconds())
+	m.lagSeconds.Set(time.Since(l.committedAt).Seconds())
+	l.a.update(func(s *Status) { s.Applied, s.LastCommit = l.end, l.committedAt })
+	l.transactions = 0
+	err := l.acknowledge()
+	l.a.target.Committed()
+	if err == nil {
+		l.retry.succeeded()
+	}
+	return err
+}
+
+// commitTx commits tx and makes n what this session knows of the checkpoint.
+func (l *applyLoop) commitTx(ctx context.Context, n next) error {
+	err := l.tx.Commit(ctx)
+	if err != nil {
+		return fmt.Errorf("commit an apply transaction: %w", err)
+	}
+	l.tx = nil
+	l.cp.applied, l.cp.watermark = n.applied, n.watermark
+	return nil
+}
+
+// acknowledge tells the server about end, or about the end of log that was seen after it.
+func (l *applyLoop) acknowledge() error {
+	position := max(l.end, l.caughtUp)
+	l.end, l.caughtUp = 0, 0
+	return l.ack.advance(position)
+}
+
+// betweenBatches lets the target do one unit of background work, if no source transaction is half applied.
+func (l *applyLoop) betweenBatches(ctx context.Context) error {
+	if l.tx != nil {
+		return nil
+	}
+	l.background = false
+	if err := l.open(ctx); err != nil {
+		return err
+	}
+	more, err := l.a.target.Background(ctx, l.tx, l.seqs)
+	if err != nil {
+		return fmt.Errorf("background work: %w", err)
+	}
+	n := next{applied: l.cp.applied, watermark: l.seqs.Watermark()}
+	var wrote bool
+	if err := l.tx.QueryRow(ctx, `SELECT pg_current_xact_id_if_assigned() IS NOT NULL`).Scan(&wrote); err != nil {
+		return fmt.Errorf("background work: %w", err)
+	}
+	if wrote || n.watermark != l.cp.watermark {
+		if err := l.cp.advance(ctx, l.tx, n); err != nil {
+			return err
+		}
+	}
+	if err := l.commitTx(ctx, n); err != nil {
+		return err
+	}
+	l.a.target.Committed()
+	l.background, l.lastBackground = more, time.Now()
+	return nil
+}
+
+// done takes bytes off the backlog.
+func (l *applyLoop) done(bytes int) {
+	l.a.metrics.backlog.Set(float64(l.a.backlog.Add(-int64(bytes))))
+}
+
+// rollback ends tx on a connection that is about to be closed, also after ctx has ended.
+func rollback(ctx context.Context, tx pgx.Tx) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	_ = tx.Rollback(ctx) // the server does it anyway when the connection ends
+}

@@ -1,0 +1,129 @@
+package walapply
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/koldproxy/koldproxy"
+)
+
+// checkpoint is what a session knows of koldstore.checkpoint.
+type checkpoint struct {
+	slot      string
+	systemID  string // empty until the slot has been made
+	timeline  int32
+	applied   koldproxy.LSN
+	watermark koldproxy.Seq
+	epoch     int64
+}
+
+const checkpointColumns = `slot_name, coalesce(system_identifier, ''), coalesce(timeline, 0), applied_lsn::text, watermark, epoch`
+
+func scanCheckpoint(row pgx.Row) (checkpoint, error) {
+	var cp checkpoint
+	var lsn string
+	err := row.Scan(&cp.slot, &cp.systemID, &cp.timeline, &lsn, &cp.watermark, &cp.epoch)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return cp, &SetupError{Problem: "koldstore.checkpoint is empty", Hint: "restore its row from a backup, or remove the schema and run koldproxy migrate up"}
+	}
+	if err != nil {
+		switch sqlState(err) {
+		case "42P01", "3F000":
+			return cp, &SetupError{Problem: "the database has no schema koldstore", Hint: "run koldproxy migrate up"}
+		}
+		return cp, fmt.Errorf("read the checkpoint: %w", err)
+	}
+	if cp.applied, err = koldproxy.ParseLSN(lsn); err != nil {
+		return cp, fmt.Errorf("read the checkpoint: %w", err)
+	}
+	return cp, nil
+}
+
+// readCheckpoint reads the row for a session of the leader with this epoch. It waits for an apply transaction whose outcome
+// is unknown, but not for holders of the fence.
+func readCheckpoint(ctx context.Context, conn *pgx.Conn, epoch int64) (checkpoint, error) {
+	cp, err := scanCheckpoint(conn.QueryRow(ctx, `SELECT `+checkpointColumns+` FROM koldstore.checkpoint FOR NO KEY UPDATE`))
+	if err == nil && cp.epoch != epoch {
+		err = ErrNotLeader
+	}
+	return cp, err
+}
+
+// takeEpoch makes the caller, who holds the leader's lock, the only one who can write. It waits for transactions of former
+// leaders that have passed the fence or moved the checkpoint: FOR UPDATE conflicts with both.
+func takeEpoch(ctx context.Context, conn *pgx.Conn) (int64, error) {
+	var epoch int64
+	err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		cp, err := scanCheckpoint(tx.QueryRow(ctx, `SELECT `+checkpointColumns+` FROM koldstore.checkpoint FOR UPDATE NOWAIT`))
+		if err != nil {
+			return err
+		}
+		epoch = cp.epoch + 1
+		_, err = tx.Exec(ctx, `UPDATE koldstore.checkpoint SET epoch = $1`, epoch)
+		return err
+	})
+	return epoch, err
+}
+
+// begin stores where the slot begins and which server it belongs to. It does nothing if that has been stored.
+func (cp *checkpoint) begin(ctx context.Context, conn *pgx.Conn, at koldproxy.LSN, systemID string, timeline int32) error {
+	tag, err := conn.Exec(ctx, `UPDATE koldstore.checkpoint
+		SET applied_lsn = greatest(applied_lsn, $1::text::pg_lsn), system_identifier = $2, timeline = $3
+		WHERE epoch = $4 AND applied_lsn = $5::text::pg_lsn AND system_identifier IS NULL`,
+		at.String(), systemID, timeline, cp.epoch, cp.applied.String())
+	if err != nil {
+		return fmt.Errorf("store the beginning of the slot: %w", err)
+	}
+	if tag.RowsAffected() != 1 {
+		return errCheckpointMoved
+	}
+	cp.applied, cp.systemID, cp.timeline = max(cp.applied, at), systemID, timeline
+	return nil
+}
+
+// next is what an apply transaction makes of a checkpoint.
+type next struct {
+	applied   koldproxy.LSN
+	watermark koldproxy.Seq
+	rows      int64
+}
+
+// advance moves the row inside an apply transaction, from exactly what cp says to n. cp itself stays as it is: the
+// transaction has not committed yet.
+func (cp *checkpoint) advance(ctx context.Context, tx pgx.Tx, n next) error {
+	tag, err := tx.Exec(ctx, `UPDATE koldstore.checkpoint
+		SET applied_lsn = $1::text::pg_lsn, watermark = $2, rows_applied = rows_applied + $3, applied_at = clock_timestamp()
+		WHERE epoch = $4 AND applied_lsn = $5::text::pg_lsn AND watermark = $6`,
+		n.applied.String(), n.watermark, n.rows, cp.epoch, cp.applied.String(), cp.watermark)
+	if err != nil {
+		return fmt.Errorf("move the checkpoint: %w", err)
+	}
+	if tag.RowsAffected() == 1 {
+		return nil
+	}
+	var epoch int64
+	if err := tx.QueryRow(ctx, `SELECT epoch FROM koldstore.checkpoint`).Scan(&epoch); err != nil {
+		return fmt.Errorf("move the checkpoint: %w", err)
+	}
+	if epoch != cp.epoch {
+		return ErrNotLeader
+	}
+	return errCheckpointMoved
+}
+
+// fence fails with ErrNotLeader unless epoch is the current one, and keeps it current until tx ends. It does not conflict
+// with apply transactions.
+func fence(ctx context.Context, tx pgx.Tx, epoch int64) error {
+	var one int
+	err := tx.QueryRow(ctx, `SELECT 1 FROM koldstore.checkpoint WHERE epoch = $1 FOR KEY SHARE`, epoch).Scan(&one)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return ErrNotLeader
+	}
+	if err != nil {
+		return fmt.Errorf("check the epoch: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,100 @@
+package walapply
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Config says what an [Applier] follows and how. Start from [DefaultConfig].
+type Config struct {
+	// DSN is a connection string for the database, of a role that has REPLICATION and owns schema koldstore. Required.
+	DSN string
+	// Publication names the tables to follow; default "koldproxy". It must exist before the slot does.
+	Publication string
+
+	// BatchRows is how many row changes one Apply call gets at most; default 8192. Whole source transactions are put
+	// together up to it while there is a backlog; a larger one is handed over in pieces of it.
+	BatchRows int
+	// BatchBytes is the same as BatchRows in bytes of decoded rows; default 8 MiB. A single row may be larger.
+	BatchBytes int
+	// QueueBytes is how much may be received and decoded while a batch is being applied; default 16 MiB. Beyond it the
+	// server waits.
+	QueueBytes int
+	// Linger is how long a source transaction may wait for others to share its apply transaction while more is arriving;
+	// default 5 ms. Nothing waits when nothing more has arrived. Zero applies each source transaction on its own.
+	Linger time.Duration
+
+	// StatusInterval is the longest pause between two status updates to the server; default 10 s. It is shortened to a
+	// third of the server's wal_sender_timeout.
+	StatusInterval time.Duration
+	// Lease is for how long leadership outlives a leader that does not answer any more; default 10 s, at least 100 ms.
+	Lease time.Duration
+	// TakeoverInterval is how often an instance that does not lead tries to; default 1 s.
+	TakeoverInterval time.Duration
+	// RetryMin and RetryMax bound the growing pause after an error; defaults 100 ms and 5 s.
+	RetryMin, RetryMax time.Duration
+
+	// WhileLeading, if set, runs while this instance leads and the slot is in order. Its context ends with leadership,
+	// and leadership is handed on only after it has returned. An error gives leadership up; nil just ends it.
+	WhileLeading func(ctx context.Context) error
+}
+
+// DefaultConfig returns a Config for the database of dsn with every default filled in.
+func DefaultConfig(dsn string) Config {
+	return Config{
+		DSN:              dsn,
+		Publication:      "koldproxy",
+		BatchRows:        8 << 10,
+		BatchBytes:       8 << 20,
+		QueueBytes:       16 << 20,
+		Linger:           5 * time.Millisecond,
+		StatusInterval:   10 * time.Second,
+		Lease:            10 * time.Second,
+		TakeoverInterval: time.Second,
+		RetryMin:         100 * time.Millisecond,
+		RetryMax:         5 * time.Second,
+	}
+}
+
+// Validate reports everything that is wrong with c, in the terms of the configuration file. Nothing of the DSN is repeated.
+func (c Config) Validate() error {
+	var errs []error
+	if _, err := pgx.ParseConfig(c.DSN); err != nil || c.DSN == "" {
+		errs = append(errs, errors.New("postgres.dsn: not a connection string"))
+	}
+	if c.Publication == "" || len(c.Publication) > 63 {
+		errs = append(errs, errors.New("apply.publication: want a name of 1 to 63 bytes"))
+	}
+	for _, n := range []struct {
+		key   string
+		value int
+	}{
+		{"apply.batch_rows", c.BatchRows},
+		{"apply.batch_bytes", c.BatchBytes},
+		{"apply.queue_bytes", c.QueueBytes},
+	} {
+		if n.value <= 0 {
+			errs = append(errs, fmt.Errorf("%s: want a positive number, not %d", n.key, n.value))
+		}
+	}
+	for _, d := range []struct {
+		key        string
+		value, low time.Duration
+	}{
+		{"apply.linger", c.Linger, 0},
+		{"apply.status_interval", c.StatusInterval, time.Millisecond},
+		{"apply.lease", c.Lease, 100 * time.Millisecond},
+		{"apply.takeover_interval", c.TakeoverInterval, time.Millisecond},
+		{"apply.retry_min", c.RetryMin, time.Millisecond},
+		{"apply.retry_max", c.RetryMax, c.RetryMin},
+	} {
+		if d.value < d.low {
+			errs = append(errs, fmt.Errorf("%s: want at least %v, not %v", d.key, d.low, d.value))
+		}
+	}
+	return errors.Join(errs...)
+}

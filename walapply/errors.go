@@ -1,0 +1,46 @@
+package walapply
+
+import (
+	"errors"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// ErrNotLeader is returned by [Applier.Fence] when this instance does not lead, or does not lead any more.
+var ErrNotLeader = errors.New("this instance does not apply changes for the database")
+
+// errCheckpointMoved means that the checkpoint row is not what this session left behind: an earlier transaction with an
+// unknown outcome has committed after all. The next session reads it again.
+var errCheckpointMoved = errors.New("the checkpoint has moved under the apply transaction")
+
+// SetupError is something that an operator has to put right before changes can be applied. The applier goes on looking.
+type SetupError struct {
+	// Problem is what is wrong, Hint what to do about it; both are complete sentences without a full stop.
+	Problem, Hint string
+}
+
+// Error returns problem and hint.
+func (e *SetupError) Error() string { return e.Problem + "; " + e.Hint }
+
+// publicText is err's text as far as it may be logged above debug: messages of PostgreSQL about data can quote the data.
+func publicText(err error) string {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || len(pg.Code) != 5 {
+		return err.Error()
+	}
+	switch pg.Code[:2] {
+	case "22", "23", "38", "39", "44", "P0":
+		return "PostgreSQL refused a statement"
+	default:
+		return err.Error()
+	}
+}
+
+// sqlState is the SQLSTATE in err, empty if there is none.
+func sqlState(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
+}

@@ -1,0 +1,64 @@
+package walapply
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Metrics are the counters and gauges of one [Applier]; docs/metrics.md describes them.
+type Metrics struct {
+	rows         prometheus.Counter
+	transactions prometheus.Counter
+	batchSeconds prometheus.Histogram
+	errors       prometheus.Counter
+	sessions     prometheus.Counter
+	leading      prometheus.Gauge
+	lagSeconds   prometheus.Gauge
+	backlog      prometheus.Gauge
+	acknowledged prometheus.Gauge
+}
+
+// NewMetrics makes the metrics and registers them with reg, which should add the database's name as a label when a process
+// has several appliers (prometheus.WrapRegistererWith). A nil reg registers nothing.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	m := &Metrics{
+		rows: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "koldproxy_walapply_rows_total",
+			Help: "Row changes of published tables that have been applied.",
+		}),
+		transactions: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "koldproxy_walapply_transactions_total",
+			Help: "Source transactions with changes that have been applied.",
+		}),
+		batchSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "koldproxy_walapply_batch_seconds",
+			Help:    "Time from the begin to the commit of an apply transaction.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
+		}),
+		errors: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "koldproxy_walapply_errors_total",
+			Help: "Failures after which applying began again from the checkpoint.",
+		}),
+		sessions: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "koldproxy_walapply_sessions_total",
+			Help: "Replication connections that began to stream.",
+		}),
+		leading: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "koldproxy_walapply_leading",
+			Help: "1 while this instance applies changes for the database.",
+		}),
+		lagSeconds: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "koldproxy_walapply_lag_seconds",
+			Help: "Age of the newest source transaction of the last batch at the time it was committed.",
+		}),
+		backlog: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "koldproxy_walapply_backlog_bytes",
+			Help: "Decoded changes in memory that have not been applied yet.",
+		}),
+		acknowledged: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "koldproxy_walapply_acknowledged_lsn_bytes",
+			Help: "The position that was last acknowledged to the slot, as a byte position in the write-ahead log.",
+		}),
+	}
+	if reg != nil {
+		reg.MustRegister(m.rows, m.transactions, m.batchSeconds, m.errors, m.sessions, m.leading, m.lagSeconds, m.backlog, m.acknowledged)
+	}
+	return m
+}

@@ -1,0 +1,82 @@
+package walapply
+
+import (
+	"context"
+	"sync"
+)
+
+// queue hands messages from the receiver to the apply loop, one goroutine on each side. It is lossless: a full queue makes
+// the receiver wait.
+type queue struct {
+	limit int
+	// filled has a token when take has something to tell, drained when put may go on.
+	filled, drained chan struct{}
+
+	mu    sync.Mutex
+	items []message
+	bytes int
+	err   error
+}
+
+func newQueue(limit int) *queue {
+	return &queue{limit: limit, filled: make(chan struct{}, 1), drained: make(chan struct{}, 1)}
+}
+
+// put appends messages. It waits while the queue holds limit bytes or more, so it exceeds the limit by what one call adds.
+func (q *queue) put(ctx context.Context, items []message) error {
+	for {
+		q.mu.Lock()
+		if q.bytes < q.limit {
+			for i := range items {
+				q.bytes += items[i].bytes
+			}
+			q.items = append(q.items, items...)
+			q.mu.Unlock()
+			signal(q.filled)
+			return nil
+		}
+		q.mu.Unlock()
+		select {
+		case <-q.drained:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// close says that nothing comes any more, and why. What is in the queue can still be taken.
+func (q *queue) close(err error) {
+	q.mu.Lock()
+	q.err = err
+	q.mu.Unlock()
+	signal(q.filled)
+}
+
+// take empties the queue without waiting. reuse is a former result that is not needed any more. Once the queue is empty
+// and closed, it returns the error of close.
+func (q *queue) take(reuse []message) ([]message, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	items := q.items
+	q.items, q.bytes = reuse[:0], 0
+	signal(q.drained)
+	if len(items) == 0 {
+		return items, q.err
+	}
+	return items, nil
+}
+
+// empty says whether take would return nothing.
+func (q *queue) empty() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.items) == 0
+}
+
+// signal leaves a token in c unless one is there.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,180 @@
+package walapply
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/koldproxy/koldproxy"
+)
+
+const (
+	// slotCreateTimeout bounds how long the making of a slot may wait for transactions that are open anywhere on the server.
+	slotCreateTimeout = 5 * time.Second
+	// slotReleaseTimeout bounds the wait for a terminated walsender to let go of the slot.
+	slotReleaseTimeout = 5 * time.Second
+)
+
+// errCreatingSlot is what a session says while the slot cannot be made yet.
+var errCreatingSlot = errors.New("waiting for transactions that are older than the replication slot; pg_stat_activity and pg_prepared_xacts show them")
+
+// slotState is the part of pg_replication_slots that counts.
+type slotState struct {
+	exists    bool
+	plugin    string
+	database  string
+	lost      string // why it cannot be used any more; empty if it can
+	activePID int32
+	confirmed koldproxy.LSN
+}
+
+// checkServer finds out whether the server and the publication can serve a slot.
+func (a *Applier) checkServer(ctx context.Context, conn *pgx.Conn) error {
+	var walLevel string
+	if err := conn.QueryRow(ctx, `SELECT current_setting('wal_level')`).Scan(&walLevel); err != nil {
+		return fmt.Errorf("check the server: %w", err)
+	}
+	if walLevel != "logical" {
+		return &SetupError{
+			Problem: "the server's wal_level is " + walLevel,
+			Hint:    "set wal_level = logical and restart the server",
+		}
+	}
+	var all, complete bool
+	err := conn.QueryRow(ctx, `SELECT puballtables, pubinsert AND pubupdate AND pubdelete AND pubtruncate
+		FROM pg_publication WHERE pubname = $1`, a.cfg.Publication).Scan(&all, &complete)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return &SetupError{
+			Problem: fmt.Sprintf("publication %s does not exist", a.cfg.Publication),
+			Hint:    "run koldproxy migrate up; if the replication slot is older than the publication, see the operations guide on gaps",
+		}
+	case err != nil:
+		return fmt.Errorf("check the publication: %w", err)
+	case all || !complete:
+		return &SetupError{
+			Problem: fmt.Sprintf("publication %s is not what koldproxy made", a.cfg.Publication),
+			Hint:    "it must list tables, not be FOR ALL TABLES, and publish insert, update, delete and truncate",
+		}
+	}
+	return nil
+}
+
+// readSlot looks a slot up. Columns that some versions lack are asked for through JSON.
+func readSlot(ctx context.Context, conn *pgx.Conn, name string) (slotState, error) {
+	s := slotState{exists: true}
+	var confirmed string
+	err := conn.QueryRow(ctx, `SELECT coalesce(plugin, ''), coalesce(database, ''), coalesce(active_pid, 0), coalesce(confirmed_flush_lsn, '0/0')::text,
+			CASE WHEN j->>'invalidation_reason' <> '' THEN j->>'invalidation_reason'
+				WHEN wal_status = 'lost' THEN 'the server has removed log that it needs'
+				WHEN j->>'conflicting' = 'true' THEN 'conflict with recovery'
+				ELSE '' END
+		FROM pg_replication_slots s, to_jsonb(s) j WHERE slot_name = $1`, name).
+		Scan(&s.plugin, &s.database, &s.activePID, &confirmed, &s.lost)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return slotState{}, nil
+	}
+	if err == nil {
+		s.confirmed, err = koldproxy.ParseLSN(confirmed)
+	}
+	if err != nil {
+		return s, fmt.Errorf("look up replication slot %s: %w", name, err)
+	}
+	return s, nil
+}
+
+// gap is the error of a position that the server cannot continue from.
+func gap(format string, args ...any) error {
+	return &SetupError{
+		Problem: fmt.Sprintf(format, args...),
+		Hint:    "changes since the checkpoint may be lost, so nothing is applied; see the operations guide on gaps before making a new slot",
+	}
+}
+
+// checkSlot compares slot and checkpoint.
+func (a *Applier) checkSlot(cp *checkpoint, slot slotState, systemID string, timeline int32) error {
+	switch {
+	case cp.systemID != "" && cp.systemID != systemID:
+		return gap("the checkpoint belongs to the server with system identifier %s, this one is %s", cp.systemID, systemID)
+	case cp.systemID != "" && cp.timeline != timeline:
+		return gap("the checkpoint belongs to timeline %d, the server is on %d", cp.timeline, timeline)
+	case !slot.exists && (cp.applied > 0 || cp.systemID != ""):
+		return gap("replication slot %s does not exist any more, changes were applied up to %v", cp.slot, cp.applied)
+	case !slot.exists:
+		return nil
+	case slot.plugin != "pgoutput" || slot.database != a.conn.Database:
+		return &SetupError{
+			Problem: fmt.Sprintf("replication slot %s is one of plugin %q for database %q", cp.slot, slot.plugin, slot.database),
+			Hint:    "drop it, if it is not in use, so that koldproxy can make its own",
+		}
+	case slot.lost != "":
+		return gap("replication slot %s is lost (%s), changes were applied up to %v", cp.slot, slot.lost, cp.applied)
+	}
+	return nil
+}
+
+var slotName = regexp.MustCompile(`^[a-z0-9_]{1,63}$`)
+
+// createSlot makes the slot on a walsender and returns the position from which it has everything.
+func createSlot(ctx context.Context, conn *pgconn.PgConn, name string, version int) (koldproxy.LSN, error) {
+	if !slotName.MatchString(name) {
+		return 0, &SetupError{Problem: "koldstore.checkpoint names an impossible replication slot", Hint: "use lower-case letters, digits and underscores"}
+	}
+	options := "SNAPSHOT 'nothing'"
+	if version >= 170000 {
+		options += ", FAILOVER true"
+	}
+	// It waits for every transaction that is open now. No other timeout applies to that wait.
+	results, err := conn.Exec(ctx, fmt.Sprintf("SET lock_timeout = %d", slotCreateTimeout.Milliseconds())).ReadAll()
+	if err == nil {
+		results, err = conn.Exec(ctx, fmt.Sprintf("CREATE_REPLICATION_SLOT %s LOGICAL pgoutput (%s)", name, options)).ReadAll()
+	}
+	if sqlState(err) == "55P03" {
+		return 0, errCreatingSlot
+	}
+	if err != nil {
+		return 0, fmt.Errorf("create replication slot %s: %w", name, err)
+	}
+	if _, err := conn.Exec(ctx, "SET lock_timeout = 0").ReadAll(); err != nil {
+		return 0, fmt.Errorf("create replication slot %s: %w", name, err)
+	}
+	row, err := onlyRow(results, 2)
+	if err != nil {
+		return 0, fmt.Errorf("create replication slot %s: %w", name, err)
+	}
+	return koldproxy.ParseLSN(string(row[1]))
+}
+
+// onlyRow is the row of a command that answers with one row of at least so many columns.
+func onlyRow(results []*pgconn.Result, columns int) ([][]byte, error) {
+	if len(results) != 1 || len(results[0].Rows) != 1 || len(results[0].Rows[0]) < columns {
+		return nil, errors.New("unexpected shape of the answer")
+	}
+	return results[0].Rows[0], nil
+}
+
+// freeSlot ends a walsender that still uses the slot: the caller holds the leader's lock, so it is one of a former leader
+// or of a connection of ours that the server has not missed yet.
+func freeSlot(ctx context.Context, conn *pgx.Conn, name string) (slotState, error) {
+	ctx, cancel := context.WithTimeout(ctx, slotReleaseTimeout)
+	defer cancel()
+	for first := true; ; first = false {
+		slot, err := readSlot(ctx, conn, name)
+		if err != nil || slot.activePID == 0 {
+			return slot, err
+		}
+		if first {
+			if _, err := conn.Exec(ctx, `SELECT pg_terminate_backend($1)`, slot.activePID); err != nil && sqlState(err) != "42501" {
+				return slot, fmt.Errorf("end the former user of replication slot %s: %w", name, err)
+			}
+		}
+		if !sleep(ctx, 10*time.Millisecond) {
+			return slot, fmt.Errorf("replication slot %s is still in use by process %d", name, slot.activePID)
+		}
+	}
+}
