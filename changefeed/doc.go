@@ -1,0 +1,44 @@
+// Package changefeed says what committed row changes mean: which rows of mirrors and which events of stream logs they
+// become, how a table that already has rows gets its mirror, what live subscribers are told, and how the demands of
+// koldstore's SQL functions are answered.
+//
+// The types to know:
+//
+//   - [Target] turns batches of changes into statements of the apply transaction. walapply calls it.
+//   - [Tail] reads new events from the logs after they were committed and hands them to live subscribers.
+//   - [Sweeper] removes events that are past their stream's retention.
+//   - [Fulfiller] answers demands (cold pages, flushes) that SQL functions raise and the proxy catches.
+//
+// # From changes to rows
+//
+//	changes ──▶ plan ──▶ events: one per key that was touched, each with its own seq
+//	                       ├──▶ mirror write   one row per key, the last event wins       koldstore.<table>__cl
+//	                       └──▶ stream writes  put, exit, delete, judged by the predicate  _stream_<name>
+//
+// Planning is pure. An update that changes the primary key is two events, a delete and an insert. Rows travel to the server
+// as literals of the table's row type, and the predicate is evaluated by PostgreSQL itself, in the statement that writes
+// the events, so that it means exactly what it means in a WHERE clause.
+//
+// # What is known about the database
+//
+// A [Target] caches the catalog: what is managed or streamed, with which columns. Columns are those of today, while a change
+// may be older; columns are matched by name, and where a column has been renamed since, by its place ([matchColumns]). The
+// cache is checked after every set of writes, inside the transaction, and the writes are repeated if it was stale. A stream
+// or managed table takes part from its row in koldstore.wal_marker on, which arrives through the same log as the
+// changes: nothing older, nothing missed.
+//
+// # What a bad row does
+//
+// A row that cannot be written (a predicate that raises, a value that does not cast any more, \u0000 in a json document) goes
+// to koldstore.quarantine, is counted and logged, and the rest goes on. Where not the row is to blame but the definition (a
+// predicate's function was dropped), the stream or mirror becomes broken with a reason, and the rest goes on. Everything
+// else (the connection, a deadlock) fails the batch, which is tried again as a whole.
+//
+// # After a crash
+//
+// Everything that [Target] does is in the transaction that also moves the checkpoint, seeding pages included. The tail's
+// position is stored about once a second; after a crash up to that much is published again, and nothing is left out: live
+// push is a hint, the log is the truth. Sweeps and demands keep no state outside their own transactions.
+//
+// docs/architecture.md has the picture of the whole.
+package changefeed

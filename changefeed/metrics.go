@@ -1,0 +1,70 @@
+package changefeed
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Metrics counts what this package does, for all databases together. Work of a transaction is counted when it has committed.
+type Metrics struct {
+	mirrorRows  prometheus.Counter
+	seededRows  prometheus.Counter
+	events      prometheus.Counter
+	eventsLost  *prometheus.CounterVec
+	quarantined prometheus.Counter
+	broken      prometheus.Counter
+	published   prometheus.Counter
+	skipped     prometheus.Counter
+	swept       prometheus.Counter
+	demands     *prometheus.CounterVec
+}
+
+// NewMetrics makes the metrics and registers them with r, unless r is nil.
+func NewMetrics(r prometheus.Registerer) *Metrics {
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	}
+	m := &Metrics{
+		mirrorRows: counter("koldproxy_changefeed_mirror_rows_total", "Rows written to mirrors by live changes."),
+		seededRows: counter("koldproxy_changefeed_seeded_rows_total", "Rows copied into mirrors from existing tables."),
+		events:     counter("koldproxy_changefeed_events_total", "Events appended to stream logs."),
+		eventsLost: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "koldproxy_stream_events_lost_total",
+			Help: "Events that could not be appended to a stream's log; the row changes are in koldstore.quarantine.",
+		}, []string{"stream"}),
+		quarantined: counter("koldproxy_changefeed_quarantined_rows_total", "Row changes that could not become a mirror row or an event."),
+		broken:      counter("koldproxy_changefeed_broken_total", "Streams and mirrors that were given up because their definition does not work any more."),
+		published:   counter("koldproxy_changefeed_published_events_total", "Events handed to live push."),
+		skipped:     counter("koldproxy_changefeed_skipped_events_total", "Events that live push left out because it was too far behind when it started."),
+		swept:       counter("koldproxy_changefeed_swept_events_total", "Events removed because they were past their retention."),
+		demands: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "koldproxy_changefeed_demands_total",
+			Help: "Demands of SQL functions that were answered, by kind and outcome.",
+		}, []string{"kind", "outcome"}),
+	}
+	if r != nil {
+		r.MustRegister(m.mirrorRows, m.seededRows, m.events, m.eventsLost, m.quarantined, m.broken, m.published, m.skipped, m.swept, m.demands)
+	}
+	return m
+}
+
+// tally is what a transaction has done so far.
+type tally struct {
+	mirrorRows, seededRows, events, quarantined, broken int64
+	lost                                                map[string]int64
+}
+
+func (m *Metrics) add(t tally) {
+	m.mirrorRows.Add(float64(t.mirrorRows))
+	m.seededRows.Add(float64(t.seededRows))
+	m.events.Add(float64(t.events))
+	m.quarantined.Add(float64(t.quarantined))
+	m.broken.Add(float64(t.broken))
+	for stream, n := range t.lost {
+		m.eventsLost.WithLabelValues(stream).Add(float64(n))
+	}
+}
+
+func (t *tally) lose(stream string) {
+	if t.lost == nil {
+		t.lost = make(map[string]int64)
+	}
+	t.lost[stream]++
+}

@@ -1,0 +1,406 @@
+package changefeed
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/rs/zerolog"
+
+	"github.com/koldproxy/koldproxy"
+)
+
+// TailConfig says how a [Tail] works. Start from [DefaultTailConfig].
+type TailConfig struct {
+	// Database is the name of the database as topics show it.
+	Database string
+	// MaxBehind is how many events of a stream may have been missed for them to be published at the start; beyond it live
+	// push goes on at the end of the log. Default 10 000.
+	MaxBehind int
+	// PageRows is how many events are read at once; default 1000.
+	PageRows int
+	// Interval is how often positions are stored and lag is measured; default 1 s.
+	Interval time.Duration
+}
+
+// DefaultTailConfig returns a TailConfig for a database with every default filled in.
+func DefaultTailConfig(database string) TailConfig {
+	return TailConfig{Database: database, MaxBehind: 10_000, PageRows: 1000, Interval: time.Second}
+}
+
+// Tail follows the stream logs of one database and tells live subscribers about new events, in order: each event goes to the
+// stream's topic, and a NOTIFY on channel koldstore_stream_<name> with the newest id follows. What it says is a hint; the log
+// is the truth. It begins where its stored position is, with a new stream at the stream's creation: the events that
+// start = 'earliest' backfilled are in the log for those who want them and are not pushed.
+//
+// Stats and Wake may be called from any goroutine at any time.
+type Tail struct {
+	cfg     TailConfig
+	pool    *pgxpool.Pool
+	publish Publisher
+	log     zerolog.Logger
+	metrics *Metrics
+	wake    chan struct{}
+
+	streams map[int64]*tailed // by stream_id; belongs to Run
+
+	mu  sync.Mutex
+	lag map[string]liveStream // by schema.name
+}
+
+type liveStream struct {
+	topic string
+	lag   int64
+}
+
+// tailed is where the tail is in one stream.
+type tailed struct {
+	id                        int64
+	label, name, topic, table string
+	preImage                  bool
+	retention                 *string // as an interval literal
+	events                    int64   // the stream's counter when it was last read to the end, -1 before
+	position, stored          string  // the last id that was published, and what the catalog says about it
+}
+
+// NewTail makes a Tail that does nothing until Run. The pool's role must own the logs. Nil metrics count into the void.
+func NewTail(cfg TailConfig, pool *pgxpool.Pool, publisher Publisher, log zerolog.Logger, metrics *Metrics) *Tail {
+	if metrics == nil {
+		metrics = NewMetrics(nil)
+	}
+	return &Tail{
+		cfg: cfg, pool: pool, publish: publisher, metrics: metrics, log: log.With().Str("db", cfg.Database).Logger(),
+		wake: make(chan struct{}, 1), lag: make(map[string]liveStream),
+	}
+}
+
+// Wake says that there may be new events. It never blocks.
+func (t *Tail) Wake() {
+	select {
+	case t.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run publishes until ctx ends, then stores its positions and returns nil. Errors are logged and tried again. It must run on
+// the leader only, and not twice at a time.
+func (t *Tail) Run(ctx context.Context) error {
+	t.streams = make(map[int64]*tailed)
+	ticker := time.NewTicker(t.cfg.Interval)
+	defer ticker.Stop()
+	defer t.storePositionsAtEnd(ctx)
+	failing := false
+	for {
+		err := t.pass(ctx)
+		select {
+		case <-ctx.Done():
+			return nil
+		default:
+		}
+		if err != nil && !failing {
+			t.log.Error().Err(err).Msg("live push is stalled, trying again")
+		}
+		failing = err != nil
+		wake := t.wake
+		if failing {
+			wake = nil // not more often than the ticker says
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-wake:
+		case <-ticker.C:
+			if err := t.storePositions(ctx); err != nil && ctx.Err() == nil {
+				t.log.Error().Err(err).Msg("cannot store the positions of live push")
+			}
+		}
+	}
+}
+
+// pass publishes everything that is new by now.
+func (t *Tail) pass(ctx context.Context) error {
+	due, err := t.look(ctx)
+	if err != nil {
+		return fmt.Errorf("look for new events: %w", err)
+	}
+	var channels, ids []string
+	var failed error
+	for _, s := range due {
+		before := s.position
+		// One log that cannot be read (it is being dropped) is no reason to leave the others out.
+		if err := t.drain(ctx, s); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("read the log of stream %s: %w", s.label, err))
+		}
+		if s.position != before {
+			channels, ids = append(channels, channel(s.name)), append(ids, s.position)
+		}
+	}
+	if len(ids) > 0 {
+		_, err := t.pool.Exec(ctx, `SELECT pg_catalog.pg_notify(u.channel, u.id) FROM unnest($1::text[], $2::text[]) AS u(channel, id)`, channels, ids)
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("notify: %w", err))
+		}
+	}
+	return failed
+}
+
+// look reads which streams there are and returns those with events that have not been read.
+func (t *Tail) look(ctx context.Context) ([]*tailed, error) {
+	rows, err := t.pool.Query(ctx, `
+		SELECT s.stream_id, s.schema_name, s.name, pg_catalog.format('%I.%I', n.nspname, c.relname), s.pre_image, s.retention::text, u.events, coalesce(u.tail_id, '')
+		FROM koldstore.stream s
+		JOIN koldstore.stream_status u USING (stream_id)
+		JOIN pg_catalog.pg_class c ON c.oid = s.log_oid
+		JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+		WHERE s.state <> 'pending'
+		ORDER BY s.stream_id`)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	present := make(map[int64]bool)
+	var due, unknown []*tailed
+	for rows.Next() {
+		var now tailed
+		var schema string
+		var events int64
+		if err := rows.Scan(&now.id, &schema, &now.name, &now.table, &now.preImage, &now.retention, &events, &now.stored); err != nil {
+			return nil, err
+		}
+		now.label, now.topic = schema+"."+now.name, koldproxy.StreamTopic(t.cfg.Database, schema, now.name)
+		s := t.streams[now.id]
+		if s == nil {
+			s = &now
+			s.events, s.position = -1, s.stored
+			unknown = append(unknown, s)
+		} else {
+			s.table, s.retention = now.table, now.retention
+		}
+		present[now.id] = true
+		if s.events != events {
+			// Read before the log is: what comes in between is found by the next look.
+			s.events = events
+			due = append(due, s)
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	rows.Close()
+	for _, s := range unknown {
+		if err := t.skipIfFarBehind(ctx, s); err != nil {
+			return nil, err
+		}
+		t.streams[s.id] = s
+	}
+	t.keepOnly(present)
+	return due, nil
+}
+
+// keepOnly forgets streams that were dropped and lists those that are there.
+func (t *Tail) keepOnly(present map[int64]bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for id, s := range t.streams {
+		if !present[id] {
+			delete(t.streams, id)
+			delete(t.lag, s.label)
+		}
+	}
+	for _, s := range t.streams { // after the deletions: a stream may have been dropped and created again
+		if entry := t.lag[s.label]; entry.topic == "" {
+			t.lag[s.label] = liveStream{topic: s.topic}
+		}
+	}
+}
+
+func (t *Tail) setLag(s *tailed, lag int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lag[s.label] = liveStream{topic: s.topic, lag: lag}
+}
+
+// skipIfFarBehind spares subscribers a flood of history.
+func (t *Tail) skipIfFarBehind(ctx context.Context, s *tailed) error {
+	var behind int64
+	err := t.pool.QueryRow(ctx, fmt.Sprintf(`SELECT count(*) FROM (SELECT FROM %s WHERE id > $1 ORDER BY id LIMIT $2) x`, s.table),
+		s.position, t.cfg.MaxBehind+1).Scan(&behind)
+	if err != nil {
+		return fmt.Errorf("measure how far stream %s is behind: %w", s.label, err)
+	}
+	if behind <= int64(t.cfg.MaxBehind) {
+		return nil
+	}
+	err = t.pool.QueryRow(ctx, fmt.Sprintf(`SELECT count(*), max(id) FROM %s WHERE id > $1`, s.table), s.position).Scan(&behind, &s.position)
+	if err != nil {
+		return fmt.Errorf("skip to the end of stream %s: %w", s.label, err)
+	}
+	t.metrics.skipped.Add(float64(behind))
+	t.log.Warn().Str("stream", s.label).Int64("events", behind).Str("id", s.position).
+		Msg("live push is too far behind and goes on at the end of the log; the events are in the log")
+	return nil
+}
+
+// drain publishes what a log holds after the tail's position.
+func (t *Tail) drain(ctx context.Context, s *tailed) error {
+	measured := time.Now()
+	for {
+		n, err := t.page(ctx, s)
+		if err != nil {
+			s.events = -1 // look again
+			return err
+		}
+		if n < t.cfg.PageRows {
+			t.setLag(s, 0)
+			return nil
+		}
+		if time.Since(measured) < t.cfg.Interval {
+			continue
+		}
+		measured = time.Now()
+		var lag int64
+		if err := t.pool.QueryRow(ctx, fmt.Sprintf(`SELECT count(*) FROM %s WHERE id > $1`, s.table), s.position).Scan(&lag); err != nil {
+			return err
+		}
+		t.setLag(s, lag)
+		if err := t.storePositions(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// page publishes up to PageRows events. Expired ones are past: they are counted as read and not published.
+func (t *Tail) page(ctx context.Context, s *tailed) (n int, err error) {
+	old := "NULL::text"
+	if s.preImage {
+		old = "coalesce(old::text, 'null')"
+	}
+	rows, err := t.pool.Query(ctx, fmt.Sprintf(`SELECT id, op, k::text, pg_catalog.floor(EXTRACT(epoch FROM ts) * 1000)::bigint, coalesce(doc::text, 'null'), %s,
+			coalesce(ts <= pg_catalog.statement_timestamp() - $3::text::interval, false)
+		FROM %s WHERE id > $1 ORDER BY id LIMIT $2`, old, s.table), s.position, t.cfg.PageRows, s.retention)
+	if err != nil {
+		return 0, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var e liveEvent
+		var expired bool
+		if err := rows.Scan(&e.id, &e.op, &e.k, &e.millis, &e.doc, &e.old, &expired); err != nil {
+			return n, err
+		}
+		n++
+		if !expired {
+			t.publish.Publish(s.topic, e.payload(s.position))
+			t.metrics.published.Inc()
+		}
+		s.position = e.id
+	}
+	return n, rows.Err()
+}
+
+// liveEvent is an event as it is published; k, doc and old are JSON texts.
+type liveEvent struct {
+	id, op, k, doc string
+	millis         int64
+	old            *string
+}
+
+// payload is {"id":…,"op":…,"k":…,"ts":…,"doc":…,"prev":…}, with "old" before prev if the stream has it.
+func (e *liveEvent) payload(prev string) []byte {
+	b := make([]byte, 0, len(e.id)+len(e.k)+len(e.doc)+len(prev)+128)
+	b = append(b, `{"id":"`...)
+	b = append(b, e.id...)
+	b = append(b, `","op":"`...)
+	b = append(b, e.op...)
+	b = append(b, `","k":`...)
+	b = append(b, e.k...)
+	b = append(b, `,"ts":`...)
+	b = strconv.AppendInt(b, e.millis, 10)
+	b = append(b, `,"doc":`...)
+	b = append(b, e.doc...)
+	if e.old != nil {
+		b = append(b, `,"old":`...)
+		b = append(b, *e.old...)
+	}
+	b = append(b, `,"prev":`...)
+	if prev == "" {
+		b = append(b, `null}`...)
+		return b
+	}
+	b = append(b, '"')
+	b = append(b, prev...)
+	return append(b, `"}`...)
+}
+
+// channel is the NOTIFY channel of a stream. PostgreSQL cuts longer names after 63 bytes, in LISTEN too.
+func channel(name string) string {
+	const longest = 63
+	c := "koldstore_stream_" + name
+	if len(c) <= longest {
+		return c
+	}
+	c = c[:longest]
+	for !utf8.ValidString(c) {
+		c = c[:len(c)-1]
+	}
+	return c
+}
+
+// storePositions writes down how far each stream has been published.
+func (t *Tail) storePositions(ctx context.Context) error {
+	for _, s := range t.streams {
+		if s.position == s.stored {
+			continue
+		}
+		position := s.position
+		if _, err := t.pool.Exec(ctx, `UPDATE koldstore.stream_status SET tail_id = $2 WHERE stream_id = $1`, s.id, position); err != nil {
+			return fmt.Errorf("store the position of stream %s: %w", s.label, err)
+		}
+		s.stored = position
+	}
+	return nil
+}
+
+// farewell is how long the last storing of positions may take.
+const farewell = 2 * time.Second
+
+func (t *Tail) storePositionsAtEnd(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewell)
+	defer cancel()
+	if err := t.storePositions(ctx); err != nil {
+		t.log.Warn().Err(err).Msg("cannot store the positions of live push; what was published last will be published again")
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lag = make(map[string]liveStream)
+}
+
+// Stats is what SHOW STREAMS shows beside the catalog: {"<schema>.<stream>": {"consumers": n, "lag": n}}. Lag is the number of
+// events after the tail's position, as of at most about a second ago. It is an empty object while Run does not run.
+func (t *Tail) Stats() json.RawMessage {
+	type entry struct {
+		Consumers int   `json:"consumers"`
+		Lag       int64 `json:"lag"`
+	}
+	t.mu.Lock()
+	out := make(map[string]entry, len(t.lag))
+	topics := make(map[string]string, len(t.lag))
+	for label, s := range t.lag {
+		out[label], topics[label] = entry{Lag: s.lag}, s.topic
+	}
+	t.mu.Unlock()
+	for label, topic := range topics {
+		out[label] = entry{Consumers: t.publish.Consumers(topic), Lag: out[label].Lag}
+	}
+	b, err := json.Marshal(out)
+	if err != nil {
+		return json.RawMessage("{}")
+	}
+	return b
+}

@@ -1,0 +1,214 @@
+package changefeed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/rs/zerolog"
+
+	"github.com/koldproxy/koldproxy"
+)
+
+// Target writes what changes mean. It implements the interface of the same name in walapply and belongs to the goroutine of
+// one database's applier; it must not be used concurrently.
+type Target struct {
+	cfg     Config
+	log     zerolog.Logger
+	metrics *Metrics
+
+	cat     *catalog // nil: to be loaded
+	origins map[*koldproxy.Relation][]int
+	seen    map[*koldproxy.Relation]bool
+	tidied  bool  // abandoned seed jobs have been looked for
+	done    tally // in the transaction that is open
+}
+
+// NewTarget makes a Target. Nil metrics count into the void.
+func NewTarget(cfg Config, log zerolog.Logger, metrics *Metrics) (*Target, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if metrics == nil {
+		metrics = NewMetrics(nil)
+	}
+	t := &Target{cfg: cfg, log: log.With().Str("db", cfg.Database).Logger(), metrics: metrics}
+	t.Reset()
+	return t, nil
+}
+
+// Reset forgets everything cached about the database.
+func (t *Target) Reset() {
+	t.forget()
+	t.seen = make(map[*koldproxy.Relation]bool)
+	t.done = tally{}
+}
+
+// forget makes the next use of the catalog load it.
+func (t *Target) forget() {
+	t.cat, t.origins, t.tidied = nil, make(map[*koldproxy.Relation][]int), false
+}
+
+// Committed counts what the committed transaction did.
+func (t *Target) Committed() {
+	t.metrics.add(t.done)
+	t.done = tally{}
+	if t.cfg.Committed != nil {
+		t.cfg.Committed()
+	}
+}
+
+// Apply writes what changes mean into tx, in their order. It takes one position from seqs for each key that a change touches.
+// The session must render dates in ISO style and UTC. After an error tx is of no use any more and Reset is due.
+func (t *Target) Apply(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, changes []koldproxy.Change) error {
+	if err := waitUntilVisible(ctx, tx, changes); err != nil {
+		return err
+	}
+	for len(changes) > 0 {
+		n, err := t.applyRun(ctx, tx, seqs, changes)
+		if err != nil {
+			return err
+		}
+		changes = changes[n:]
+	}
+	return nil
+}
+
+// applyRun applies a first part of changes and says how long it was: a single marker or truncate, or row changes up to the
+// next of these.
+func (t *Target) applyRun(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, changes []koldproxy.Change) (int, error) {
+	if first := &changes[0]; isMarker(first) {
+		return 1, t.begin(ctx, tx, seqs, first)
+	} else if first.Op == koldproxy.OpTruncate {
+		return 1, t.applyTruncate(ctx, tx, seqs, first)
+	}
+	n := 1
+	for n < len(changes) && !isMarker(&changes[n]) && changes[n].Op != koldproxy.OpTruncate {
+		n++
+	}
+	return n, t.applyRows(ctx, tx, seqs, changes[:n])
+}
+
+func (t *Target) applyRows(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, changes []koldproxy.Change) error {
+	if concerned, err := t.lookAt(ctx, tx, changes); err != nil || !concerned {
+		return err
+	}
+	return t.repeatIfStale(ctx, tx, func(last bool) error {
+		p := makePlan(t.cat, changes, t.origin)
+		if p.count == 0 {
+			return nil
+		}
+		p.number(seqs.Reserve(p.count, t.cfg.Now()))
+		if err := t.resolveUnchanged(ctx, tx, &p); err != nil {
+			return err
+		}
+		return t.write(ctx, tx, &p, last)
+	})
+}
+
+// lookAt loads the catalog if need be, also because one of the relations is new and differs from what the catalog says, and
+// tells whether any change concerns a table in it.
+func (t *Target) lookAt(ctx context.Context, tx pgx.Tx, changes []koldproxy.Change) (concerned bool, err error) {
+	if err := t.load(ctx, tx); err != nil {
+		return false, err
+	}
+	differs := false
+	var rel *koldproxy.Relation
+	for i := range changes {
+		if changes[i].Relation == rel {
+			continue
+		}
+		rel = changes[i].Relation
+		tab := t.cat.tables[rel.OID]
+		if tab == nil {
+			continue
+		}
+		concerned = true
+		if !t.seen[rel] {
+			differs = differs || !sameColumns(rel, tab)
+			t.seen[rel] = true
+		}
+	}
+	if differs {
+		t.forget()
+		return concerned, t.load(ctx, tx)
+	}
+	return concerned, nil
+}
+
+// maxRelations bounds the memory for versions of relations; a server may announce the same one again and again.
+const maxRelations = 4096
+
+func (t *Target) load(ctx context.Context, tx pgx.Tx) (err error) {
+	if len(t.seen) > maxRelations {
+		t.seen = make(map[*koldproxy.Relation]bool)
+		t.forget()
+	}
+	if t.cat == nil {
+		t.cat, err = t.loadCatalog(ctx, tx)
+	}
+	return err
+}
+
+// origin is matchColumns with a memory.
+func (t *Target) origin(rel *koldproxy.Relation, tab *table) []int {
+	from, ok := t.origins[rel]
+	if !ok {
+		from = matchColumns(rel, tab)
+		t.origins[rel] = from
+	}
+	return from
+}
+
+// errStale says that the catalog has changed since it was loaded.
+var errStale = errors.New("the catalog has changed meanwhile")
+
+// attempts is how often work is begun before its errors are final.
+const attempts = 3
+
+// repeatIfStale runs work behind a savepoint. If it returns errStale its writes are undone and it runs again, with a catalog
+// loaded anew. It is told when it runs for the last time.
+func (t *Target) repeatIfStale(ctx context.Context, tx pgx.Tx, work func(last bool) error) error {
+	if _, err := tx.Exec(ctx, "SAVEPOINT koldproxy_run"); err != nil {
+		return err
+	}
+	for attempt := 1; ; attempt++ {
+		before := t.done.clone()
+		err := t.load(ctx, tx)
+		if err == nil {
+			err = work(attempt == attempts)
+		}
+		if err == nil {
+			_, err = tx.Exec(ctx, "RELEASE SAVEPOINT koldproxy_run")
+			return err
+		}
+		if !errors.Is(err, errStale) || attempt == attempts {
+			return err
+		}
+		if _, err := tx.Exec(ctx, "ROLLBACK TO SAVEPOINT koldproxy_run"); err != nil {
+			return err
+		}
+		t.done = before
+		t.forget()
+	}
+}
+
+func (t *tally) clone() tally {
+	c := *t
+	c.lost = maps.Clone(t.lost)
+	return c
+}
+
+// checkStillTrue returns errStale if the catalog is wrong about one of these tables.
+func (t *Target) checkStillTrue(ctx context.Context, tx pgx.Tx, tables ...*table) error {
+	var ok bool
+	if err := tx.QueryRow(ctx, stillTrueSQL, stillTrueArgs(tables)...).Scan(&ok); err != nil {
+		return fmt.Errorf("check the catalog: %w", err)
+	}
+	if !ok {
+		return errStale
+	}
+	return nil
+}

@@ -1,0 +1,178 @@
+package changefeed
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/koldproxy/koldproxy"
+)
+
+// applyTruncate says of every row that it is gone: a tombstone for each live key of the mirror and of cold storage, and in each
+// stream a delete for each key whose last event is a put, with that event's doc.
+func (t *Target) applyTruncate(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, c *koldproxy.Change) error {
+	if err := t.load(ctx, tx); err != nil {
+		return err
+	}
+	if t.cat.tables[c.Relation.OID] == nil {
+		return nil
+	}
+	return t.repeatIfStale(ctx, tx, func(last bool) error {
+		tab := t.cat.tables[c.Relation.OID]
+		if tab == nil {
+			return nil
+		}
+		err := t.truncateTable(ctx, tx, seqs, c, tab)
+		if err != nil && blame(err) == definition && !last {
+			return errStale
+		}
+		if err != nil {
+			return fmt.Errorf("apply a truncate of %s: %w", tab.name, err)
+		}
+		return t.checkStillTrue(ctx, tx, tab)
+	})
+}
+
+func (t *Target) truncateTable(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, c *koldproxy.Change, tab *table) error {
+	if tab.mirror != nil {
+		if err := t.truncateMirror(ctx, tx, seqs, tab); err != nil {
+			return err
+		}
+	}
+	for _, s := range tab.streams {
+		if err := t.truncateStream(ctx, tx, seqs, c, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *Target) truncateMirror(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, tab *table) error {
+	// A flush moves rows from the mirror to a segment; the lock lets it do so before or after, not meanwhile.
+	var generation int64
+	err := tx.QueryRow(ctx, `SELECT generation FROM koldstore.managed_table WHERE mirror_oid = $1 FOR UPDATE`, tab.mirror.oid).Scan(&generation)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return errStale
+	}
+	if err != nil {
+		return err
+	}
+	m, keys := tab.mirror, strings.Join(tab.mirror.keys, ", ")
+	var live int64
+	if err := tx.QueryRow(ctx, fmt.Sprintf(`SELECT count(*) FROM %s WHERE op <> 3`, m.name)).Scan(&live); err != nil {
+		return err
+	}
+	if live > 0 {
+		same := make([]string, len(m.keys))
+		for i, k := range m.keys {
+			same[i] = "m." + k + " = live." + k
+		}
+		tag, err := tx.Exec(ctx, fmt.Sprintf(`WITH live AS (SELECT %[2]s, row_number() OVER (ORDER BY %[2]s) - 1 AS n FROM %[1]s WHERE op <> 3)
+			UPDATE %[1]s m SET seq = $1 + live.n, op = 3, row_image = NULL FROM live WHERE %[3]s`, m.name, keys, strings.Join(same, " AND ")),
+			int64(seqs.Reserve(live, t.cfg.Now())))
+		if err != nil {
+			return err
+		}
+		t.done.mirrorRows += tag.RowsAffected()
+	}
+	return t.truncateCold(ctx, tx, seqs, tab, generation)
+}
+
+// coldPageRows is how many cold rows are looked at in one step.
+const coldPageRows = 10_000
+
+// truncateCold writes tombstones for keys that are live in cold storage and not in the mirror.
+func (t *Target) truncateCold(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, tab *table, generation int64) error {
+	var segments []uuid.UUID
+	rows, err := tx.Query(ctx, `SELECT s.segment_id::text FROM koldstore.segment s WHERE s.table_oid = $1 AND s.state = 'active' ORDER BY s.max_seq`, tab.oid)
+	if err != nil {
+		return err
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(ids) == 0 {
+		return err
+	}
+	for _, id := range ids {
+		parsed, err := uuid.Parse(id)
+		if err != nil {
+			return err
+		}
+		segments = append(segments, parsed)
+	}
+	if t.cfg.Cold == nil {
+		return errors.New("the table has cold segments and no cold storage is configured")
+	}
+	request := PageRequest{
+		Database: t.cfg.Database, Table: tab.oid, Generation: generation, Segments: segments,
+		Mode: PageForward, Limit: coldPageRows,
+	}
+	for {
+		page, err := t.cfg.Cold.Page(ctx, request)
+		if err != nil {
+			return fmt.Errorf("read cold keys: %w", err)
+		}
+		if err := t.entomb(ctx, tx, seqs, tab, page.Rows); err != nil {
+			return err
+		}
+		if page.Complete || len(page.Rows) == 0 {
+			return nil
+		}
+		request.After = page.Rows[len(page.Rows)-1].Seq
+	}
+}
+
+// entomb writes tombstones for those cold rows that are live. What the mirror has is newer and stays.
+func (t *Target) entomb(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, tab *table, rows []PageRow) error {
+	keys := make([]json.RawMessage, 0, len(rows))
+	for _, r := range rows {
+		if r.Op != koldproxy.OpDelete {
+			keys = append(keys, r.PK)
+		}
+	}
+	if len(keys) == 0 {
+		return nil
+	}
+	m := tab.mirror
+	tag, err := tx.Exec(ctx, fmt.Sprintf(`INSERT INTO %[1]s (%[2]s, seq, op)
+		SELECT %[3]s, $1 + u.n - 1, 3
+		FROM unnest($2::text[]) WITH ORDINALITY AS u(pk, n)
+		CROSS JOIN LATERAL pg_catalog.jsonb_populate_record(NULL::%[1]s, u.pk::jsonb) AS k
+		ON CONFLICT (%[2]s) DO NOTHING`,
+		m.name, strings.Join(m.keys, ", "), list(len(m.keys), func(i int) string { return "k." + m.keys[i] })),
+		int64(seqs.Reserve(int64(len(keys)), t.cfg.Now())), textArray(keys))
+	t.done.mirrorRows += tag.RowsAffected()
+	return err
+}
+
+func textArray(values []json.RawMessage) []string {
+	out := make([]string, len(values))
+	for i := range values {
+		out[i] = string(values[i])
+	}
+	return out
+}
+
+func (t *Target) truncateStream(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, c *koldproxy.Change, s *stream) error {
+	live := fmt.Sprintf(`SELECT l.k, l.doc, row_number() OVER (ORDER BY l.k) - 1 AS n
+		FROM (SELECT DISTINCT ON (k) k, op, doc FROM %s ORDER BY k, id DESC) l WHERE l.op = 'put'`, s.log)
+	var n int64
+	if err := tx.QueryRow(ctx, `SELECT count(*) FROM (`+live+`) x`).Scan(&n); err != nil || n == 0 {
+		return err
+	}
+	old, oldValue := "", ""
+	if s.preImage {
+		old, oldValue = ", old", ", live.doc"
+	}
+	_, err := tx.Exec(ctx, fmt.Sprintf(`WITH live AS (%s),
+		written AS (INSERT INTO %s (id, op, k, ts, doc%s)
+			SELECT koldstore.event_id($1 + live.n, $2::text::pg_lsn), 'delete', live.k, $3, live.doc%s FROM live)
+		UPDATE koldstore.stream_status SET events = events + $4 WHERE stream_id = $5`, live, s.log, old, oldValue),
+		int64(seqs.Reserve(n, t.cfg.Now())), c.CommitLSN.String(), c.CommitTime, n, s.id)
+	t.done.events += n
+	return err
+}
