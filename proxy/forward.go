@@ -85,7 +85,10 @@ func (s *session) relayClient(ctx context.Context) error {
 			break
 		}
 		size := binary.BigEndian.Uint32(b[1:])
-		if size < 4 { // PostgreSQL closes the connection
+		if size < 4 { // PostgreSQL closes the connection without a word
+			s.mu.Lock()
+			s.terminated = true
+			s.mu.Unlock()
 			s.frontRest = math.MaxInt64
 			continue
 		}

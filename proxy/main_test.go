@@ -36,7 +36,10 @@ func startProxy(t testing.TB, options ...option) *proxied {
 	cfg := DefaultConfig()
 	cfg.Upstream = net.JoinHostPort(cluster.Host, strconv.Itoa(cluster.Port))
 	cfg.DrainTimeout = 0
-	deps := Deps{Metrics: NewMetrics(prometheus.NewRegistry()), Log: zerolog.New(zerolog.NewTestWriter(quietly{t}))}
+	deps := Deps{
+		Metrics: NewMetrics(prometheus.NewRegistry()),
+		Log:     zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel),
+	}
 	for _, o := range options {
 		o(&cfg, &deps)
 	}
@@ -66,9 +69,6 @@ func startProxy(t testing.TB, options ...option) *proxied {
 	t.Cleanup(p.stop)
 	return p
 }
-
-// quietly keeps the log of a test out of its way unless it fails.
-type quietly struct{ testing.TB }
 
 // dsn turns a DSN of the cluster into one through the proxy.
 func (p *proxied) dsn(t testing.TB, direct string) string {

@@ -1,0 +1,143 @@
+package proxy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"testing"
+
+	"github.com/koldproxy/koldproxy"
+)
+
+// standIn is schema koldstore as far as this package has to do with it: functions that demand, and the procedures that
+// statements are rewritten to.
+const standIn = `
+CREATE SCHEMA koldstore;
+CREATE TABLE koldstore.stream (name text PRIMARY KEY, source text, predicate text);
+CREATE FUNCTION koldstore.demand_allowed(demand jsonb) RETURNS boolean LANGUAGE sql STABLE AS
+	$$ SELECT demand ->> 'table' <> '666' $$;
+-- changes_since needs pages answers and returns their rows.
+CREATE FUNCTION koldstore.changes_since(pages int, tab int DEFAULT 1) RETURNS TABLE (n bigint, note text) LANGUAGE plpgsql STABLE AS $$
+DECLARE
+	staged jsonb := coalesce(nullif(current_setting('koldstore.staged', true), ''), '[]');
+	answer jsonb;
+BEGIN
+	FOR i IN 1 .. pages LOOP
+		SELECT a INTO answer FROM jsonb_array_elements(staged) a WHERE a ->> 'page' = i::text AND a ->> 'table' = tab::text;
+		IF answer IS NULL THEN
+			RAISE EXCEPTION 'cold rows are needed' USING ERRCODE = 'KS003', HINT = 'connect through koldproxy',
+				DETAIL = jsonb_build_object('kind', 'cold_page', 'table', tab, 'page', i);
+		END IF;
+		RETURN QUERY SELECT r::bigint, answer ->> 'note' FROM jsonb_array_elements_text(answer -> 'rows') r;
+	END LOOP;
+END $$;
+CREATE PROCEDURE koldstore.create_stream(stream_schema text, stream_name text, table_schema text, table_name text,
+	predicate text, if_not_exists boolean DEFAULT false, options jsonb DEFAULT '{}') LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE format('SELECT count(*) FILTER (WHERE /*koldstore:when*/(%s)) FROM %I', predicate, table_name);
+	IF EXISTS (SELECT FROM koldstore.stream WHERE name = stream_name) THEN
+		IF if_not_exists THEN
+			RAISE NOTICE 'stream "%" already exists, skipping', stream_name;
+			RETURN;
+		END IF;
+		RAISE EXCEPTION 'stream "%" already exists', stream_name USING ERRCODE = '42710';
+	END IF;
+	INSERT INTO koldstore.stream VALUES (stream_name, table_name, predicate);
+END $$;
+CREATE PROCEDURE koldstore.drop_stream(stream_schema text, stream_name text, if_exists boolean DEFAULT false) LANGUAGE plpgsql AS $$
+BEGIN
+	DELETE FROM koldstore.stream WHERE name = stream_name;
+	IF NOT FOUND AND NOT if_exists THEN
+		RAISE EXCEPTION 'stream "%" does not exist', stream_name USING ERRCODE = '42704';
+	END IF;
+END $$;
+CREATE FUNCTION koldstore.show_streams(live jsonb DEFAULT '{}')
+RETURNS TABLE (name text, "table" text, predicate text, consumers integer, lag bigint) LANGUAGE sql STABLE AS $$
+	SELECT s.name, s.source, s.predicate, coalesce((live -> s.name ->> 'consumers')::int, 0), (live -> s.name ->> 'lag')::bigint
+	FROM koldstore.stream s ORDER BY 1 $$;
+`
+
+// fakeFulfiller answers the stand-in's demands.
+type fakeFulfiller struct {
+	mu      sync.Mutex
+	demands []string
+	err     error
+	block   chan struct{} // Fulfil says on it that it has begun, and waits for its ctx
+}
+
+func (f *fakeFulfiller) Fulfil(ctx context.Context, database string, demand json.RawMessage) (json.RawMessage, error) {
+	f.mu.Lock()
+	f.demands = append(f.demands, string(demand))
+	err, block := f.err, f.block
+	f.mu.Unlock()
+	if block != nil {
+		block <- struct{}{}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		return nil, err
+	}
+	var d struct{ Table, Page int }
+	if err := json.Unmarshal(demand, &d); err != nil {
+		return nil, err
+	}
+	if d.Table == 13 {
+		return nil, koldproxy.Errorf(koldproxy.CodeColdUnreadable, "segment 13 cannot be read").WithDetail("It is damaged.")
+	}
+	if d.Table == 14 {
+		return nil, errors.New("internal")
+	}
+	return fmt.Appendf(nil, `{"kind":"cold_page","table":%d,"page":%d,"rows":[%d,%d],"note":"é😀"}`, d.Table, d.Page, d.Page*10, d.Page*10+1), nil
+}
+
+func (f *fakeFulfiller) count() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.demands)
+}
+
+// chunkedUpstream puts a relay between the proxy and PostgreSQL that passes on the server's bytes in odd pieces.
+func (p *proxied) chunkedUpstream(t *testing.T) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	upstream := p.server.address
+	p.server.address = ln.Addr().String()
+	var wg sync.WaitGroup
+	relay := func(client net.Conn, piece int) {
+		defer wg.Done()
+		defer client.Close()
+		server, err := net.Dial("tcp", upstream)
+		if err != nil {
+			return
+		}
+		defer server.Close()
+		go func() {
+			_, _ = io.Copy(server, client)
+			_ = server.(*net.TCPConn).CloseWrite()
+		}()
+		_, _ = io.CopyBuffer(struct{ io.Writer }{client}, struct{ io.Reader }{server}, make([]byte, piece))
+	}
+	wg.Go(func() {
+		for i := 0; ; i++ {
+			client, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			wg.Add(1)
+			go relay(client, []int{1 << 16, 1, 7, 4097}[i%4])
+		}
+	})
+	t.Cleanup(func() {
+		p.stop()
+		_ = ln.Close()
+		wg.Wait()
+	})
+}
