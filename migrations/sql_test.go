@@ -200,8 +200,14 @@ func TestCreateStreamRefusals(t *testing.T) {
 	refused(t, other, "42501", "must be owner", call("mine", "t", "v > 1", "{}"))
 	refused(t, other, "42501", "must be owner", `CALL koldstore.drop_stream(NULL, 's')`)
 	refused(t, other, "42501", "permission denied for table", `SELECT * FROM _stream_s`)
+	if got := pages(t, other, `SELECT name FROM koldstore.show_streams()`); len(got) != 0 {
+		t.Errorf("SHOW STREAMS shows a stranger %v", got)
+	}
 	exec(t, su, `GRANT SELECT ON t TO PUBLIC`)
 	exec(t, other, `SELECT * FROM _stream_s`)
+	if got := pages(t, other, `SELECT name || '|' || "table" || '|' || predicate || '|' || consumers || '|' || lag FROM koldstore.show_streams('{"public.s": {"consumers": 2, "lag": 3}}')`); strings.Join(got, "") != "s|t|(v > 1)|2|3" {
+		t.Errorf("SHOW STREAMS shows a reader %v", got)
+	}
 	exec(t, su, `ALTER TABLE t ENABLE ROW LEVEL SECURITY`)
 	refused(t, other, "42501", "row-level security", `SELECT * FROM _stream_s`)
 }

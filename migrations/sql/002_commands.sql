@@ -51,6 +51,18 @@ LANGUAGE sql STABLE AS $$
     SELECT pg_catalog.pg_has_role(requester, c.relowner, 'USAGE') FROM pg_catalog.pg_class c WHERE c.oid = table_oid
 $$;
 
+-- key_may_be_null says whether a column of a relation can hold NULL. It reads the catalog and is IMMUTABLE all the same: the
+-- planner has to know the answer, and a change of it invalidates every plan that reads the relation. A relation that is
+-- no table, and a table with children by inheritance, which may be laxer than it, can.
+CREATE FUNCTION koldstore.key_may_be_null(relation regclass, key name) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN NOT EXISTS (
+        SELECT FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+        WHERE a.attrelid = relation AND a.attname = key AND a.attnotnull AND NOT a.attisdropped
+          AND (c.relkind = 'p' OR c.relkind = 'r' AND NOT c.relhassubclass));
+END $$;
+
 -- check_table refuses every kind of table that cannot be captured, saying which and why.
 CREATE FUNCTION koldstore.check_table(requester name, rel regclass) RETURNS void
 LANGUAGE plpgsql STABLE AS $$
@@ -249,16 +261,18 @@ CREATE PUBLICATION koldproxy FOR TABLE koldstore.wal_marker;
 
 -- What everybody may see of the catalog: what concerns tables they may read.
 GRANT USAGE ON SCHEMA koldstore TO PUBLIC;
-GRANT SELECT ON koldstore.checkpoint, koldstore.managed_table, koldstore.job, koldstore.stream TO PUBLIC;
+GRANT SELECT ON koldstore.checkpoint, koldstore.managed_table, koldstore.job, koldstore.stream, koldstore.stream_status TO PUBLIC;
 GRANT SELECT (segment_id, table_oid, storage, state, job_id, min_seq, max_seq, row_count, dead_count, tombstones, size_bytes, created_at, ended_at)
     ON koldstore.segment TO PUBLIC;
 ALTER TABLE koldstore.managed_table ENABLE ROW LEVEL SECURITY;
 ALTER TABLE koldstore.job ENABLE ROW LEVEL SECURITY;
 ALTER TABLE koldstore.stream ENABLE ROW LEVEL SECURITY;
+ALTER TABLE koldstore.stream_status ENABLE ROW LEVEL SECURITY;
 ALTER TABLE koldstore.segment ENABLE ROW LEVEL SECURITY;
 CREATE POLICY readers ON koldstore.managed_table FOR SELECT USING (koldstore.may_read(table_oid));
 CREATE POLICY readers ON koldstore.job FOR SELECT USING (koldstore.may_read(table_oid));
 CREATE POLICY readers ON koldstore.stream FOR SELECT USING (koldstore.may_read(table_oid));
+CREATE POLICY readers ON koldstore.stream_status FOR SELECT USING (EXISTS (SELECT FROM koldstore.stream s WHERE s.stream_id = stream_status.stream_id));
 CREATE POLICY readers ON koldstore.segment FOR SELECT USING (koldstore.may_read(table_oid));
 
 ---- create above / drop below ----
@@ -267,6 +281,7 @@ DROP PUBLICATION koldproxy;
 DROP POLICY readers ON koldstore.managed_table;
 DROP POLICY readers ON koldstore.job;
 DROP POLICY readers ON koldstore.stream;
+DROP POLICY readers ON koldstore.stream_status;
 DROP POLICY readers ON koldstore.segment;
 DROP POLICY anyone_may_ask ON koldstore.command;
 DROP POLICY own_answers ON koldstore.command;
@@ -274,5 +289,5 @@ DROP TRIGGER a_requester ON koldstore.command;
 DROP TRIGGER b_execute ON koldstore.command;
 DROP FUNCTION koldstore.guard, koldstore.refuse_write, koldstore.command_execute, koldstore.command_requester, koldstore.unpublish,
     koldstore.publish, koldstore.lock_writers_out, koldstore.check_table, koldstore.is_owner, koldstore.koldstore_version,
-    koldstore.snowflake_id, koldstore.seq_at, koldstore.event_id, koldstore.may_read, koldstore.assert_readable;
+    koldstore.key_may_be_null, koldstore.snowflake_id, koldstore.seq_at, koldstore.event_id, koldstore.may_read, koldstore.assert_readable;
 DROP SEQUENCE koldstore.snowflake_counter;
