@@ -335,22 +335,17 @@ func TestWire(t *testing.T) {
 	}
 }
 
-func (c *wireCase) run(t *testing.T, p *proxied, shared string) {
-	fresh := func() string { // each play finds the database as it was
-		if len(c.setup) == 0 {
-			return shared
-		}
-		return p.cluster.TestDatabase(t)
-	}
+func (c *wireCase) run(t *testing.T, p *proxied, dsn string) {
 	if !c.proxy {
-		dsn := fresh()
 		c.play(t, "direct", dsn, dsn, 0)
 	}
 	for _, piece := range []int{0, 1, 3, 4096} {
-		dsn := fresh()
 		c.play(t, fmt.Sprintf("through the proxy in pieces of %d", piece), p.dsn(t, dsn), dsn, piece)
 	}
 }
+
+// reset brings a database back to where it was before a play with setup.
+const reset = "DROP SCHEMA IF EXISTS koldstore CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public"
 
 // play has the conversation once. With -update the first play decides what is right.
 func (c *wireCase) play(t *testing.T, how, dsn, direct string, piece int) {
@@ -360,7 +355,7 @@ func (c *wireCase) play(t *testing.T, how, dsn, direct string, piece int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, sql := range c.setup {
+		for _, sql := range append([]string{reset}, c.setup...) {
 			if sql == "koldstore" {
 				sql = standIn
 			}
