@@ -72,7 +72,7 @@ BEGIN
     CROSS JOIN LATERAL pg_catalog.unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, ord)
     JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
     JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
-    WHERE i.indrelid = rel AND i.indisprimary;
+    WHERE i.indrelid = rel AND i.indisprimary AND k.ord <= i.indnkeyatts;
     IF reserved IS NOT NULL THEN
         RAISE EXCEPTION 'table "%" cannot be managed: its primary key has a column named %', tab, reserved
             USING ERRCODE = '55000', DETAIL = 'The mirror uses the names seq, op and row_image itself.';

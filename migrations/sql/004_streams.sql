@@ -53,17 +53,22 @@ CREATE FUNCTION koldstore.parse_retention(value text) RETURNS interval
 LANGUAGE plpgsql IMMUTABLE STRICT AS $$
 DECLARE
     part text[] := pg_catalog.regexp_match(value, '^\s*([0-9]{1,9})\s*([smhdw])\s*$');
+    keep interval;
 BEGIN
     IF part IS NULL OR part[1]::bigint = 0 THEN
         RAISE EXCEPTION 'invalid retention "%"', value USING ERRCODE = '22023',
             HINT = 'Give a positive whole number and a unit, as ''90m'', ''24h'' or 30d (s, m, h, d, w); leave retention out to keep events for ever.';
     END IF;
-    RETURN CASE part[2]
+    keep := CASE part[2]
         WHEN 's' THEN pg_catalog.make_interval(secs => part[1]::float8)
         WHEN 'm' THEN pg_catalog.make_interval(mins => part[1]::int)
         WHEN 'h' THEN pg_catalog.make_interval(hours => part[1]::int)
         WHEN 'd' THEN pg_catalog.make_interval(days => part[1]::int)
         ELSE pg_catalog.make_interval(weeks => part[1]::int) END;
+    IF keep > interval '1000 years' THEN -- the age is subtracted from the time of each read, which must not leave PostgreSQL's range
+        RAISE datetime_field_overflow;
+    END IF;
+    RETURN keep;
 EXCEPTION WHEN datetime_field_overflow OR numeric_value_out_of_range THEN
     RAISE EXCEPTION 'retention "%" is too long', value USING ERRCODE = '22023';
 END $$;
