@@ -141,7 +141,8 @@ BEGIN
     END IF;
 
     -- PostgreSQL's own text of the predicate, from a probe that the caller made in this session.
-    SELECT pg_catalog.pg_get_expr(i.indpred, i.indrelid),
+    -- An index whose predicate is always true has none.
+    SELECT coalesce(pg_catalog.pg_get_expr(i.indpred, i.indrelid), 'true'),
            (SELECT pg_catalog.string_agg(DISTINCT pg_catalog.format('(r).%1$I', a.attname), ', ')
             FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
             WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = i.indexrelid
@@ -192,7 +193,7 @@ BEGIN
         FROM pg_catalog.pg_index i
         CROSS JOIN LATERAL pg_catalog.unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, ord)
         JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-        WHERE i.indrelid = rel AND i.indisprimary;
+        WHERE i.indrelid = rel AND i.indisprimary AND k.ord <= i.indnkeyatts;
         SELECT greatest(c.watermark, koldstore.seq_at(pg_catalog.clock_timestamp())) INTO base FROM koldstore.checkpoint c;
         EXECUTE pg_catalog.format(
             'INSERT INTO %s (id, op, k, ts, doc%s)
