@@ -243,6 +243,9 @@ func TestLogIsReadOnly(t *testing.T) {
 		`ALTER TABLE _stream_s ADD x int`,
 		`ALTER TABLE _stream_s DISABLE TRIGGER koldproxy_guard`,
 		`ALTER TABLE _stream_s DISABLE ROW LEVEL SECURITY`,
+		`DROP TRIGGER koldproxy_guard ON _stream_s`,
+		`DROP POLICY koldproxy_readers ON _stream_s`,
+		`CREATE RULE r AS ON INSERT TO _stream_s DO INSTEAD NOTHING`,
 		`DROP SCHEMA public CASCADE`,
 	} {
 		refused(t, su, "42809", "log of a stream", sql)

@@ -52,25 +52,20 @@ $$;
 CREATE FUNCTION koldstore.parse_retention(value text) RETURNS interval
 LANGUAGE plpgsql IMMUTABLE STRICT AS $$
 DECLARE
-    part text[] := pg_catalog.regexp_match(value, '^\s*([0-9]{1,9})\s*([smhdw])\s*$');
-    keep interval;
+    part    text[] := pg_catalog.regexp_match(value, '^\s*([0-9]{1,9})\s*([smhdw])\s*$');
+    seconds bigint;
 BEGIN
     IF part IS NULL OR part[1]::bigint = 0 THEN
         RAISE EXCEPTION 'invalid retention "%"', value USING ERRCODE = '22023',
             HINT = 'Give a positive whole number and a unit, as ''90m'', ''24h'' or 30d (s, m, h, d, w); leave retention out to keep events for ever.';
     END IF;
-    keep := CASE part[2]
-        WHEN 's' THEN pg_catalog.make_interval(secs => part[1]::float8)
-        WHEN 'm' THEN pg_catalog.make_interval(mins => part[1]::int)
-        WHEN 'h' THEN pg_catalog.make_interval(hours => part[1]::int)
-        WHEN 'd' THEN pg_catalog.make_interval(days => part[1]::int)
-        ELSE pg_catalog.make_interval(weeks => part[1]::int) END;
-    IF keep > interval '1000 years' THEN -- the age is subtracted from the time of each read, which must not leave PostgreSQL's range
-        RAISE datetime_field_overflow;
+    seconds := part[1]::bigint * CASE part[2] WHEN 's' THEN 1 WHEN 'm' THEN 60 WHEN 'h' THEN 3600 WHEN 'd' THEN 86400 ELSE 604800 END;
+    -- Every read subtracts it from the present, which must stay within what PostgreSQL can represent.
+    IF seconds > 1000::bigint * 365 * 86400 THEN
+        RAISE EXCEPTION 'retention "%" is too long', value USING ERRCODE = '22023', HINT = 'Leave retention out to keep events for ever.';
     END IF;
-    RETURN keep;
-EXCEPTION WHEN datetime_field_overflow OR numeric_value_out_of_range THEN
-    RAISE EXCEPTION 'retention "%" is too long', value USING ERRCODE = '22023';
+    RETURN CASE WHEN part[2] IN ('d', 'w') THEN pg_catalog.make_interval(days => (seconds / 86400)::int)
+                ELSE pg_catalog.make_interval(secs => seconds) END;
 END $$;
 
 CREATE FUNCTION koldstore.check_stream_options(options jsonb) RETURNS void
@@ -311,15 +306,21 @@ BEGIN
         RETURN;
     END IF;
     IF TG_EVENT = 'sql_drop' THEN
-        SELECT d.object_name INTO hit FROM pg_catalog.pg_event_trigger_dropped_objects() d
-        WHERE d.classid = 'pg_catalog.pg_class'::regclass AND koldstore.is_log(d.objid) LIMIT 1;
+        SELECT coalesce(d.object_name, d.address_names[2]) INTO hit FROM pg_catalog.pg_event_trigger_dropped_objects() d
+        WHERE d.classid = 'pg_catalog.pg_class'::regclass AND koldstore.is_log(d.objid)
+           -- What is dropped of a table is named by schema, table and its own name.
+           OR d.object_type IN ('trigger', 'policy', 'rule', 'table constraint') AND EXISTS (
+                SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+                WHERE n.nspname = d.address_names[1] AND c.relname = d.address_names[2] AND koldstore.is_log(c.oid))
+        LIMIT 1;
     ELSE
         SELECT c.relname INTO hit
         FROM pg_catalog.pg_event_trigger_ddl_commands() d
         LEFT JOIN pg_catalog.pg_trigger t ON d.classid = 'pg_catalog.pg_trigger'::regclass AND t.oid = d.objid
         LEFT JOIN pg_catalog.pg_policy p ON d.classid = 'pg_catalog.pg_policy'::regclass AND p.oid = d.objid
+        LEFT JOIN pg_catalog.pg_rewrite w ON d.classid = 'pg_catalog.pg_rewrite'::regclass AND w.oid = d.objid
         LEFT JOIN pg_catalog.pg_index i ON d.classid = 'pg_catalog.pg_class'::regclass AND i.indexrelid = d.objid
-        JOIN pg_catalog.pg_class c ON c.oid = coalesce(t.tgrelid, p.polrelid, i.indrelid, d.objid)
+        JOIN pg_catalog.pg_class c ON c.oid = coalesce(t.tgrelid, p.polrelid, w.ev_class, i.indrelid, d.objid)
         WHERE koldstore.is_log(c.oid) LIMIT 1;
     END IF;
     IF hit IS NOT NULL THEN
