@@ -1,12 +1,14 @@
 package integration_test
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // protocols are the ways in which drivers send a statement.
@@ -85,6 +87,9 @@ func (in badInput) check(t *testing.T, c *client, mode pgx.QueryExecMode) {
 	refused := func() {
 		t.Helper()
 		_, err := c.Exec(c.ctx, in.sql, mode)
+		if err == nil { // take it back, for the sake of the next ones
+			_, _ = c.Exec(c.ctx, "ROLLBACK; DROP STREAM IF EXISTS s")
+		}
 		e := wantError(t, err, in.code, in.text)
 		if !strings.Contains(e.Hint, in.hint) {
 			t.Errorf("hint %q, want %q in it", e.Hint, in.hint)
@@ -100,11 +105,11 @@ func (in badInput) check(t *testing.T, c *client, mode pgx.QueryExecMode) {
 	if status := c.PgConn().TxStatus(); status != 'E' {
 		t.Errorf("the transaction is %q after the error", status)
 	}
+	// Syntax is judged before the state of the transaction, that of a predicate behind it.
 	_, err := c.Exec(c.ctx, in.sql, mode)
-	if in.code == "42601" { // PostgreSQL also parses before it looks at the transaction
-		wantError(t, err, in.code, in.text)
-	} else {
-		wantError(t, err, "25P02", "current transaction is aborted")
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || pg.Code != "25P02" && (in.code != "42601" || pg.Code != in.code) {
+		t.Errorf("in the failed transaction: %v", err)
 	}
 	c.exec("ROLLBACK")
 	if got := c.text("SELECT to_regclass('pg_temp.before') IS NULL"); got != "t" {
@@ -172,7 +177,6 @@ func badStatements(w *tenant) []badInput {
 		{sql: "DROP TABLE _stream_there", code: "42809", text: "_stream_there", hint: "DROP STREAM", role: "both"},
 		{sql: "DROP TABLE _stream_there CASCADE", code: "42809", hint: "DROP STREAM", role: "both"},
 		{sql: "DROP SCHEMA " + w.schema + " CASCADE", code: "42809", hint: "DROP STREAM", role: "both"},
-		{sql: "DROP OWNED BY koldproxy CASCADE", code: "42809", hint: "DROP STREAM", role: "postgres"},
 		{sql: "ALTER TABLE _stream_there ADD x int", code: "42809", hint: "DROP STREAM", role: "postgres"},
 		{sql: "ALTER TABLE _stream_there RENAME TO something", code: "42809", hint: "DROP STREAM", role: "postgres"},
 		{sql: "ALTER TABLE _stream_there DISABLE TRIGGER ALL", code: "42809", hint: "DROP STREAM", role: "postgres"},
