@@ -169,5 +169,6 @@ func properties(rowGroupRows int) *parquet.WriterProperties {
 		parquet.WithDictionaryFor(systemNames[colHash], false),
 		parquet.WithBloomFilterEnabledFor(systemNames[colHash], true),
 		parquet.WithBloomFilterNDVFor(systemNames[colHash], int64(rowGroupRows)),
+		parquet.WithAdaptiveBloomFilterEnabledFor(systemNames[colHash], true), // as small as the rows allow
 	)
 }

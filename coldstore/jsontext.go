@@ -3,6 +3,7 @@ package coldstore
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -216,6 +217,14 @@ func appendString(dst []byte, s string) []byte {
 		}
 	}
 	return append(dst, '"')
+}
+
+// compareNames is the order in which jsonb keeps the members of an object: shorter names first, then by bytes.
+func compareNames(a, b string) int {
+	if c := len(a) - len(b); c != 0 {
+		return c
+	}
+	return strings.Compare(a, b)
 }
 
 // objectWriter writes a JSON object member by member.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sort"
 
 	"github.com/apache/arrow-go/v18/parquet"
@@ -30,7 +31,8 @@ type segmentFile struct {
 	seqs    []koldproxy.Seq
 	quoted  [][]byte // names of the columns as JSON strings
 	byName  map[string]int
-	key     []int // the key columns; -1 for one that has another name now
+	key     []int // the key columns in jsonb's order; -1 for one that has another name now
+	order   []int // the columns in jsonb's order
 }
 
 // expected is what the catalog says about an object.
@@ -129,6 +131,11 @@ func (f *segmentFile) readFooter(ctx context.Context) error {
 		f.byName[name] = i
 		f.quoted = append(f.quoted, appendString(nil, name))
 	}
+	for i := range f.layout.columns {
+		f.order = append(f.order, i)
+	}
+	slices.SortFunc(f.order, func(a, b int) int { return compareNames(f.layout.columns[a].Name, f.layout.columns[b].Name) })
+	slices.SortFunc(f.layout.key, compareNames)
 	for _, name := range f.layout.key {
 		i, ok := f.byName[name]
 		if !ok {
@@ -303,15 +310,27 @@ func (c *chunk) row(i int, keysOnly bool) (Row, error) {
 			missing[name] = true
 		}
 	}
-	var w objectWriter
-	for k := range c.columns {
-		if name := c.f.layout.columns[k].Name; !missing[name] {
-			w.add(c.f.quoted[k], c.render(k, i, exact))
-			delete(exact, name)
+	// Members that are no columns come in between, so that the text is the one that jsonb has.
+	var extras []string
+	for name := range exact {
+		if _, ok := c.f.byName[name]; !ok {
+			extras = append(extras, name)
 		}
 	}
-	for name, value := range exact {
-		w.add(appendString(nil, name), value)
+	slices.SortFunc(extras, compareNames)
+	var w objectWriter
+	for _, k := range c.f.order {
+		name := c.f.layout.columns[k].Name
+		for len(extras) > 0 && compareNames(extras[0], name) < 0 {
+			w.add(appendString(nil, extras[0]), exact[extras[0]])
+			extras = extras[1:]
+		}
+		if !missing[name] {
+			w.add(c.f.quoted[k], c.render(k, i, exact))
+		}
+	}
+	for _, name := range extras {
+		w.add(appendString(nil, name), exact[name])
 	}
 	row.Image = w.finish()
 	return row, nil
@@ -374,4 +393,24 @@ func (r *objectReader) Seek(offset int64, whence int) (int64, error) {
 	}
 	r.pos = offset
 	return offset, nil
+}
+
+// hashes reads the key hash of every row.
+func (f *segmentFile) hashes(ctx context.Context) ([]int64, error) {
+	var all []int64
+	err := f.guard(func() error {
+		r, err := f.open(ctx)
+		if err != nil {
+			return err
+		}
+		for g := range len(f.groups) - 1 {
+			hash := typed[int64]{required: true}
+			if err := readColumn(r, g, colHash, 0, f.groups[g+1]-f.groups[g], &hash); err != nil {
+				return err
+			}
+			all = append(all, hash.values...)
+		}
+		return nil
+	})
+	return all, err
 }

@@ -28,5 +28,6 @@ type summary struct {
 	tombstones int64
 	minSeq     koldproxy.Seq
 	maxSeq     koldproxy.Seq
-	hashes     []int64 // of the keys, in row order
+	hashes     []int64         // of the keys, in row order
+	seqs       []koldproxy.Seq // in row order
 }

@@ -145,6 +145,7 @@ func (w *segmentWriter) add(row *mirrorRow) error {
 		w.summary.tombstones++
 	}
 	w.summary.hashes = append(w.summary.hashes, row.hash)
+	w.summary.seqs = append(w.summary.seqs, row.Seq)
 	size := int64(len(row.Image) + len(row.PK) + 32)
 	w.groupRows++
 	w.groupBytes += size

@@ -1,0 +1,253 @@
+package coldstore
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/koldproxy/koldproxy"
+)
+
+// maxRestarts is how often a flush begins again after another one overtook it.
+const maxRestarts = 3
+
+// flush carries out a job and says how it ended: completed or not_due.
+func (s *Store) flush(ctx context.Context, j *job) (string, error) {
+	if err := s.cfg.step("claimed"); err != nil {
+		return "", err
+	}
+	for restart := 0; ; restart++ {
+		status, err := s.flushTable(ctx, j)
+		if !errors.Is(err, errStale) || restart == maxRestarts {
+			return status, err
+		}
+		s.metrics.conflicts.Inc()
+		s.log.Info().Str("job", j.id.String()).Uint32("table", j.table).Msg("flush was overtaken and begins again")
+	}
+}
+
+func (s *Store) flushTable(ctx context.Context, j *job) (string, error) {
+	t, err := loadTable(ctx, s.pool, j.table, s.cfg.Now())
+	if err != nil {
+		return "", err
+	}
+	if t.state != "active" {
+		return "", koldproxy.Errorf(koldproxy.CodeNotInPrerequisite, "table %s cannot be flushed: its change feed is %s", t, t.state).WithDetail(t.reason)
+	}
+	if t.storage != defaultStorage {
+		return "", koldproxy.Errorf(koldproxy.CodeFeatureNotSupported, "storage %q cannot be used yet, only the one named %s", t.storage, defaultStorage)
+	}
+	through, err := planFlush(ctx, s.pool, t, j.force)
+	if err != nil {
+		return "", err
+	}
+	if err := s.cfg.step("planned"); err != nil {
+		return "", err
+	}
+	if through < 0 && !j.force && j.rows == 0 {
+		return jobNotDue, nil
+	}
+	for more := through >= 0; more; {
+		if more, err = s.flushFile(ctx, t, j, through); err != nil {
+			return "", err
+		}
+	}
+	return jobCompleted, nil
+}
+
+// planFlush chooses the seq up to which the mirror is to be flushed; -1 means nothing. Rows that change meanwhile get higher
+// seqs, so a flush ends however busy the table is.
+func planFlush(ctx context.Context, q querier, t *managedTable, force bool) (koldproxy.Seq, error) {
+	through := koldproxy.Seq(-1)
+	if force {
+		err := q.QueryRow(ctx, fmt.Sprintf("SELECT coalesce(max(seq), -1) FROM %s", t.mirror)).Scan(&through)
+		if err != nil {
+			return -1, fmt.Errorf("plan flush of %s: %w", t, err)
+		}
+		return through, nil
+	}
+	var excess int64
+	if t.hotRowLimit != nil {
+		if err := q.QueryRow(ctx, fmt.Sprintf("SELECT count(*) - $1 FROM %s", t.mirror), *t.hotRowLimit).Scan(&excess); err != nil {
+			return -1, fmt.Errorf("plan flush of %s: %w", t, err)
+		}
+	}
+	if t.moveBelow != nil {
+		var old int64
+		if err := q.QueryRow(ctx, fmt.Sprintf("SELECT count(*) FROM %s WHERE seq < $1", t.mirror), *t.moveBelow).Scan(&old); err != nil {
+			return -1, fmt.Errorf("plan flush of %s: %w", t, err)
+		}
+		excess = max(excess, old)
+	}
+	n := dueRows(excess, t.minFlush, t.maxPerFile)
+	if n == 0 {
+		return -1, nil
+	}
+	err := q.QueryRow(ctx, fmt.Sprintf("SELECT seq FROM %s ORDER BY seq OFFSET $1 LIMIT 1", t.mirror), n-1).Scan(&through)
+	if errors.Is(err, pgx.ErrNoRows) { // the applier was at work between the two statements
+		return planFlush(ctx, q, t, true)
+	}
+	if err != nil {
+		return -1, fmt.Errorf("plan flush of %s: %w", t, err)
+	}
+	return through, nil
+}
+
+// flushFile moves the oldest rows into one file and publishes it. more says that rows up to through are left.
+func (s *Store) flushFile(ctx context.Context, t *managedTable, j *job, through koldproxy.Seq) (more bool, err error) {
+	begin := time.Now()
+	segment := &segmentRow{id: uuid.New(), table: t.oid, storage: defaultStorage}
+	segment.object = objectKey(t.oid, segment.id)
+	s.noteWriting(segment.id, true)
+	defer s.noteWriting(segment.id, false)
+	// Known to the catalog before the first byte exists anywhere: what a crash leaves is found from here, not by listing.
+	_, err = s.pool.Exec(ctx, "INSERT INTO koldstore.segment (segment_id, table_oid, storage, object_key, job_id) VALUES ($1, $2, $3, $4, $5)",
+		segment.id, t.oid, segment.storage, segment.object, j.id)
+	if err != nil {
+		return false, fmt.Errorf("note segment: %w", err)
+	}
+	published := false
+	defer func() {
+		if !published {
+			s.abandon(ctx, segment)
+		}
+	}()
+	if err := s.cfg.step("noted"); err != nil {
+		return false, err
+	}
+	temp, err := os.CreateTemp(s.cfg.TempDir, "koldproxy-segment-*")
+	if err != nil {
+		return false, fmt.Errorf("temporary file: %w", err)
+	}
+	defer func() {
+		err = errors.Join(err, temp.Close(), os.Remove(temp.Name()))
+	}()
+	sum, more, err := s.encode(ctx, t, segment, through, temp)
+	if err != nil || sum.rows == 0 {
+		return false, err
+	}
+	if err := s.upload(ctx, segment, &sum, temp); err != nil {
+		return false, err
+	}
+	if err := s.publish(ctx, t, j, segment, &sum); err != nil {
+		return false, err
+	}
+	published = true
+	s.metrics.segments.Inc()
+	s.metrics.rowsFlushed.Add(float64(sum.rows))
+	s.metrics.bytesWritten.Add(float64(segment.size))
+	s.log.Info().Str("table", t.String()).Str("segment", segment.id.String()).Int64("rows", sum.rows).Int64("bytes", segment.size).
+		Int64("min_seq", int64(sum.minSeq)).Int64("max_seq", int64(sum.maxSeq)).Dur("took", time.Since(begin)).Msg("segment published")
+	return more, s.cfg.step("published")
+}
+
+// encode writes the oldest rows of the mirror to temp, under one snapshot, and fills in the segment's size and checksum.
+func (s *Store) encode(ctx context.Context, t *managedTable, segment *segmentRow, through koldproxy.Seq, temp io.Writer) (sum summary, more bool, err error) {
+	hash := sha256.New()
+	out := bufio.NewWriterSize(io.MultiWriter(temp, hash, countBytes{&segment.size}), 256<<10)
+	err = pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, pinSettings); err != nil {
+			return fmt.Errorf("pin settings: %w", err)
+		}
+		shape, err := loadShape(ctx, tx, t)
+		if err != nil {
+			return err
+		}
+		w, err := newSegmentWriter(out, &layout{table: t.oid, name: t.String(), segment: segment.id.String(), columns: shape.columns, key: shape.key},
+			rowGroupLimits{rows: s.cfg.RowGroupRows, bytes: s.cfg.RowGroupBytes})
+		if err != nil {
+			return err
+		}
+		err = shape.read(ctx, tx, through, func(row *mirrorRow) (bool, error) {
+			if w.full(t.maxPerFile, s.cfg.MaxFileBytes) {
+				more = true // this row begins the next file
+				return true, nil
+			}
+			if err := s.cfg.step("row"); err != nil {
+				return false, err
+			}
+			return false, w.add(row)
+		})
+		if err != nil {
+			return err
+		}
+		sum, err = w.close()
+		return err
+	})
+	if err == nil {
+		err = out.Flush()
+	}
+	if err != nil {
+		return summary{}, false, fmt.Errorf("encode segment %s: %w", segment.id, err)
+	}
+	segment.rows, segment.minSeq, segment.maxSeq, segment.sha256 = sum.rows, sum.minSeq, sum.maxSeq, hash.Sum(nil)
+	return sum, more, s.cfg.step("encoded")
+}
+
+type countBytes struct{ n *int64 }
+
+func (c countBytes) Write(p []byte) (int, error) {
+	*c.n += int64(len(p))
+	return len(p), nil
+}
+
+// upload stores the file and reads it back: only what the bucket really holds is published.
+func (s *Store) upload(ctx context.Context, segment *segmentRow, sum *summary, temp io.ReadSeeker) error {
+	if _, err := temp.Seek(0, io.SeekStart); err != nil {
+		return fmt.Errorf("temporary file: %w", err)
+	}
+	err := s.bucket.PutIfAbsent(ctx, segment.object, temp, segment.size)
+	// The key is fresh, so a taken one is our own object, stored by an attempt whose answer was lost. Reading back decides.
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("store segment %s: %w", segment.id, err)
+	}
+	if err := s.cfg.step("stored"); err != nil {
+		return err
+	}
+	f, err := s.segment(ctx, segment)
+	if err != nil {
+		return fmt.Errorf("read back segment %s: %w", segment.id, err)
+	}
+	if int64(len(f.seqs)) != sum.rows {
+		return fmt.Errorf("read back segment %s: %d rows instead of %d", segment.id, len(f.seqs), sum.rows)
+	}
+	return s.cfg.step("read back")
+}
+
+// cleanupTimeout bounds what is still done after a failure or a cancellation.
+const cleanupTimeout = 5 * time.Second
+
+// abandon gives a segment up that did not become active; the sweep removes its object. If the publishing transaction did
+// commit after all (its answer may have been lost), this changes nothing.
+func (s *Store) abandon(ctx context.Context, segment *segmentRow) {
+	s.cache.drop(segment.id)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	if _, err := s.pool.Exec(ctx, abandonSegments+" AND segment_id = $1", segment.id); err != nil {
+		s.log.Warn().Err(err).Str("segment", segment.id.String()).Msg("segment could not be given up; the sweep will")
+	}
+}
+
+// abandonSegments turns segments that are not published into deleted ones, which the sweep knows how to remove. From then on
+// a publisher that comes too late finds no segment to publish.
+const abandonSegments = `UPDATE koldstore.segment SET state = 'deleted', min_seq = 0, max_seq = 0, sha256 = '', ended_at = clock_timestamp()
+	WHERE state = 'in_progress'`
+
+func (s *Store) noteWriting(id uuid.UUID, writing bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if writing {
+		s.writing[id] = true
+	} else {
+		delete(s.writing, id)
+	}
+}

@@ -1,0 +1,246 @@
+package coldstore
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/koldproxy/koldproxy"
+)
+
+// What becomes of a flush job (koldstore.job.status).
+const (
+	jobQueued    = "queued"
+	jobRunning   = "running"
+	jobCompleted = "completed"
+	jobNotDue    = "not_due"
+	jobCancelled = "cancelled"
+	jobError     = "error"
+	// jobAlreadyRunning is an answer to who asks for a flush, never a job's status.
+	jobAlreadyRunning = "already_running"
+)
+
+// Result is how a flush job stands. Its JSON is what koldstore.flush_table returns.
+type Result struct {
+	OK          bool      `json:"ok"`
+	JobID       uuid.UUID `json:"job_id"`
+	Status      string    `json:"status"`
+	RowsFlushed int64     `json:"rows_flushed"`
+	Segments    int64     `json:"segments"`
+	Error       *string   `json:"error"`
+}
+
+// job is a flush job that this process has claimed.
+type job struct {
+	id    uuid.UUID
+	table uint32
+	force bool
+	// startedAt is the claim: whoever takes the job over writes another time, and this process's updates find nothing.
+	startedAt      time.Time
+	rows, segments int64 // progress, also that of earlier claims
+}
+
+// Enqueue queues a flush of a table, or finds the one that is queued or running (status already_running). It does not wait.
+func (s *Store) Enqueue(ctx context.Context, table uint32, force bool) (Result, error) {
+	if _, err := loadTable(ctx, s.pool, table, s.cfg.Now()); err != nil {
+		return Result{}, err
+	}
+	r := Result{OK: true}
+	err := s.pool.QueryRow(ctx, "SELECT job_id, status FROM koldstore.enqueue_flush($1, $2)", table, force).Scan(&r.JobID, &r.Status)
+	if err != nil {
+		return Result{}, fmt.Errorf("enqueue flush of table %d: %w", table, err)
+	}
+	return r, nil
+}
+
+// waitInterval is the time between two looks at a job that somebody else carries out.
+const waitInterval = 50 * time.Millisecond
+
+// Flush sees a flush job to its end and says how it ended. It carries the job out itself if nobody has begun and this process
+// is the leader; otherwise it waits. The error is for not knowing the outcome; a flush that failed is a Result with status
+// error. When ctx ends while the job is at work here, the job goes back to the queue.
+func (s *Store) Flush(ctx context.Context, jobID uuid.UUID) (Result, error) {
+	for {
+		if done := s.runningHere(jobID); done != nil {
+			select {
+			case <-done:
+			case <-ctx.Done():
+				return Result{}, ctx.Err()
+			}
+		}
+		r, err := s.result(ctx, jobID)
+		if err != nil {
+			return Result{}, err
+		}
+		if r.Status == jobQueued {
+			j, err := s.claim(ctx, &jobID)
+			switch {
+			case err != nil && ctx.Err() != nil:
+				return Result{}, ctx.Err()
+			case err != nil:
+				s.log.Debug().Err(err).Str("job", jobID.String()).Msg("flush is left to another instance")
+			case j != nil:
+				if err := s.carryOut(ctx, j); err != nil {
+					return Result{}, err
+				}
+				continue
+			}
+		}
+		if r.Status != jobQueued && r.Status != jobRunning {
+			return r, nil
+		}
+		select {
+		case <-time.After(waitInterval):
+		case <-ctx.Done():
+			return Result{}, ctx.Err()
+		}
+	}
+}
+
+// result reads how a job stands.
+func (s *Store) result(ctx context.Context, id uuid.UUID) (Result, error) {
+	r := Result{JobID: id}
+	err := s.pool.QueryRow(ctx, `SELECT status, coalesce((progress ->> 'rows_flushed')::bigint, 0), coalesce((progress ->> 'segments')::bigint, 0), error
+		FROM koldstore.job WHERE job_id = $1 AND job_type = 'flush'`, id).Scan(&r.Status, &r.RowsFlushed, &r.Segments, &r.Error)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Result{}, koldproxy.Errorf(koldproxy.CodeInvalidParameter, "there is no flush job %s", id)
+	}
+	if err != nil {
+		return Result{}, fmt.Errorf("read job %s: %w", id, err)
+	}
+	r.OK = r.Status != jobError && r.Status != jobCancelled
+	return r, nil
+}
+
+func (s *Store) runningHere(id uuid.UUID) <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if done, ok := s.running[id]; ok {
+		return done
+	}
+	return nil
+}
+
+// claim takes a queued job, the given one or the oldest, and marks it as running here. No job is nil. Jobs of tables that are
+// still being seeded stay in the queue.
+func (s *Store) claim(ctx context.Context, id *uuid.UUID) (*job, error) {
+	j := &job{}
+	var args []byte
+	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		if err := s.cfg.fence(ctx, tx); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, `
+			UPDATE koldstore.job SET status = 'running', started_at = clock_timestamp()
+			WHERE job_id = (
+				SELECT j.job_id FROM koldstore.job j LEFT JOIN koldstore.managed_table m ON m.table_oid = j.table_oid
+				WHERE j.job_type = 'flush' AND j.status = 'queued' AND coalesce(m.state, '') NOT IN ('pending', 'seeding') AND ($1::uuid IS NULL OR j.job_id = $1)
+				ORDER BY j.created_at FOR UPDATE OF j SKIP LOCKED LIMIT 1)
+			RETURNING job_id, table_oid, args, started_at, coalesce((progress ->> 'rows_flushed')::bigint, 0), coalesce((progress ->> 'segments')::bigint, 0)`, id).
+			Scan(&j.id, &j.table, &args, &j.startedAt, &j.rows, &j.segments)
+	})
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("claim flush job: %w", err)
+	}
+	var parsed struct {
+		Force bool `json:"force"`
+	}
+	if err := json.Unmarshal(args, &parsed); err != nil {
+		s.log.Warn().Err(err).Str("job", j.id.String()).Msg("arguments of a flush job cannot be read; it runs without force")
+	}
+	j.force = parsed.Force
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.running[j.id] = make(chan struct{})
+	return j, nil
+}
+
+// carryOut runs a claimed job and records how it ended. The error is only for an outcome that could not be recorded.
+func (s *Store) carryOut(ctx context.Context, j *job) error {
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		close(s.running[j.id])
+		delete(s.running, j.id)
+	}()
+	log := s.log.With().Str("job", j.id.String()).Uint32("table", j.table).Logger()
+	begin := time.Now()
+	status, err := s.flush(ctx, j)
+	var message *string
+	switch {
+	case err == nil:
+	case ctx.Err() != nil: // the process is stopping; the next one goes on
+		status = jobQueued
+	case errors.Is(err, errCancelled):
+		status = jobCancelled
+	default:
+		status = jobError
+		text := err.Error()
+		message = &text
+		s.mu.Lock()
+		s.retryAt[j.table] = time.Now().Add(s.cfg.RetryAfter)
+		s.mu.Unlock()
+	}
+	s.metrics.flushSeconds.Observe(time.Since(begin).Seconds())
+	s.metrics.flushes.WithLabelValues(status).Inc()
+	log.Info().Str("status", status).Int64("rows", j.rows).Int64("segments", j.segments).AnErr("err", err).Dur("took", time.Since(begin)).Msg("flush ended")
+
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	recordErr := s.cfg.step("recorded")
+	if recordErr == nil {
+		_, recordErr = s.pool.Exec(ctx, `
+			UPDATE koldstore.job SET status = $3, error = $4, ended_at = CASE WHEN $3 = 'queued' THEN NULL ELSE clock_timestamp() END
+			WHERE job_id = $1 AND status = 'running' AND started_at = $2`, j.id, j.startedAt, status, message)
+	}
+	if recordErr != nil {
+		s.mu.Lock()
+		s.requeue = true
+		s.mu.Unlock()
+		return fmt.Errorf("record the end of flush job %s: %w", j.id, recordErr)
+	}
+	return nil
+}
+
+// adopt puts jobs that say running back into the queue if they belong to nobody: those of a process that died, and those
+// whose end could not be recorded. Only the leader runs jobs, so to it everything that is not running here is an orphan.
+func (s *Store) adopt(ctx context.Context) error {
+	s.mu.Lock()
+	needed := s.requeue
+	here := make([]uuid.UUID, 0, len(s.running))
+	for id := range s.running {
+		here = append(here, id)
+	}
+	s.mu.Unlock()
+	if !needed {
+		return nil
+	}
+	var adopted int64
+	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		if err := s.cfg.fence(ctx, tx); err != nil {
+			return err
+		}
+		tag, err := tx.Exec(ctx, `UPDATE koldstore.job SET status = 'queued', started_at = NULL
+			WHERE job_type = 'flush' AND status = 'running' AND job_id <> ALL($1)`, here)
+		adopted = tag.RowsAffected()
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("take up interrupted flushes: %w", err)
+	}
+	if adopted > 0 {
+		s.log.Info().Int64("jobs", adopted).Msg("interrupted flushes were taken up again")
+	}
+	s.mu.Lock()
+	s.requeue = false
+	s.mu.Unlock()
+	return nil
+}

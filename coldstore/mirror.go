@@ -1,0 +1,171 @@
+package coldstore
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/koldproxy/koldproxy"
+)
+
+// pinSettings makes PostgreSQL write keys in the same form as the applier writes images, whatever the role's defaults are.
+const pinSettings = `SELECT set_config('TimeZone', 'UTC', true), set_config('DateStyle', 'ISO', true), set_config('IntervalStyle', 'postgres', true),
+	set_config('bytea_output', 'hex', true), set_config('extra_float_digits', '1', true), set_config('lc_monetary', 'C', true)`
+
+// mirrorShape is what must be known about a table to write its rows: the columns of the table and those of the mirror's key.
+type mirrorShape struct {
+	mirror  string // qualified and quoted
+	key     []string
+	hash    string // SQL for the hash of the key of m
+	columns []column
+}
+
+func loadShape(ctx context.Context, q querier, t *managedTable) (*mirrorShape, error) {
+	shape := &mirrorShape{mirror: t.mirror}
+	var hashed []string
+	err := eachColumn(ctx, q, t.mirrorOID, func(c column, base typeInfo) {
+		if slices.Contains([]string{"seq", "op", "row_image"}, c.Name) {
+			return
+		}
+		shape.key = append(shape.key, c.Name)
+		expr := "m." + quoteName(c.Name)
+		if base.builtin && slices.Contains([]string{"bit", "varbit", "money", "tsvector", "tsquery"}, base.name) {
+			expr += "::text" // types that can be sorted and not hashed
+		}
+		hashed = append(hashed, expr)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(shape.key) == 0 {
+		return nil, fmt.Errorf("mirror %s has no key columns", t.mirror)
+	}
+	// PostgreSQL's own hash agrees with its own idea of equal keys: numeric 1.0 and 1.00, or what a collation says.
+	shape.hash = "hash_record_extended(ROW(" + strings.Join(hashed, ", ") + "), 0)"
+	err = eachColumn(ctx, q, t.oid, func(c column, base typeInfo) {
+		if !strings.HasPrefix(c.Name, "_ks_") { // kept as exact JSON; the names are taken
+			c.Kind, c.Precision, c.Scale = columnKind(base)
+			shape.columns = append(shape.columns, c)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(shape.columns) == 0 {
+		return nil, koldproxy.Errorf(koldproxy.CodeNotInPrerequisite, "table %s does not exist any more", t)
+	}
+	return shape, nil
+}
+
+// eachColumn goes through the columns of a relation; domains are followed down to their base types.
+func eachColumn(ctx context.Context, q querier, relation uint32, fn func(c column, base typeInfo)) error {
+	rows, err := q.Query(ctx, `
+		SELECT a.attnum, a.attname::text, format_type(a.atttypid, a.atttypmod), a.atttypmod, b.*
+		FROM pg_catalog.pg_attribute a
+		CROSS JOIN LATERAL (
+			WITH RECURSIVE base(oid, mod) AS (
+				SELECT a.atttypid, a.atttypmod
+				UNION ALL
+				SELECT t.typbasetype, CASE WHEN base.mod = -1 THEN t.typtypmod ELSE base.mod END
+				FROM base JOIN pg_catalog.pg_type t ON t.oid = base.oid AND t.typtype = 'd')
+			SELECT t.typname::text, t.typnamespace = 'pg_catalog'::regnamespace, t.typtype::text, t.typcategory::text, base.mod
+			FROM base JOIN pg_catalog.pg_type t ON t.oid = base.oid AND t.typtype <> 'd') b
+		WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped
+		ORDER BY a.attnum`, relation)
+	if err != nil {
+		return fmt.Errorf("load columns of %d: %w", relation, err)
+	}
+	var (
+		c    column
+		base typeInfo
+	)
+	scans := []any{&c.Number, &c.Name, &c.Type, &c.TypeMod, &base.name, &base.builtin, &base.class, &base.category, &base.typeMod}
+	if _, err := pgx.ForEachRow(rows, scans, func() error { fn(c, base); return nil }); err != nil {
+		return fmt.Errorf("load columns of %d: %w", relation, err)
+	}
+	return nil
+}
+
+func quoteName(name string) string { return pgx.Identifier{name}.Sanitize() }
+
+// One query reads at most maxMirrorPage rows, fewer when they are large: a query that is given up midway has to be read to
+// its end.
+const (
+	maxMirrorPage   = 4096
+	minMirrorPage   = 16
+	mirrorPageBytes = 8 << 20
+)
+
+// read hands the mirror's rows with after < seq <= through to fn, in the order of seq, until fn says stop. It holds one row
+// at a time.
+func (m *mirrorShape) read(ctx context.Context, tx pgx.Tx, through koldproxy.Seq, fn func(row *mirrorRow) (stop bool, err error)) error {
+	names := make([]string, len(m.key))
+	for i, name := range m.key {
+		names[i] = "m." + quoteName(name)
+	}
+	sql := fmt.Sprintf(`
+		SELECT m.seq, m.op, (SELECT to_jsonb(k) FROM (SELECT %s) k)::text, %s, m.row_image::text
+		FROM %s m WHERE m.seq > $1 AND m.seq <= $2 ORDER BY m.seq LIMIT $3`, strings.Join(names, ", "), m.hash, m.mirror)
+	after, stop, limit := koldproxy.Seq(-1), false, minMirrorPage
+	for !stop {
+		rows, err := tx.Query(ctx, sql, after, through, limit)
+		if err != nil {
+			return fmt.Errorf("read mirror: %w", err)
+		}
+		n, size := 0, 0
+		for !stop && rows.Next() {
+			var row mirrorRow
+			var pk, image []byte
+			if err := rows.Scan(&row.Seq, &row.Op, &pk, &row.hash, &image); err != nil {
+				rows.Close()
+				return fmt.Errorf("read mirror: %w", err)
+			}
+			row.PK, row.Image = pk, image
+			if stop, err = fn(&row); err != nil {
+				rows.Close()
+				return err
+			}
+			after = row.Seq
+			n++
+			size += len(pk) + len(image)
+		}
+		if rows.Close(); rows.Err() != nil {
+			return fmt.Errorf("read mirror: %w", rows.Err())
+		}
+		stop = stop || n < limit
+		limit = min(max(mirrorPageBytes/(size/max(n, 1)+1), minMirrorPage), maxMirrorPage)
+	}
+	return nil
+}
+
+// sameKeys asks PostgreSQL which pairs of keys are equal, for keys that differ as text.
+func sameKeys(ctx context.Context, q querier, mirror string, key []string, pairs [][2]Row) ([]bool, error) {
+	var a, b []string
+	for _, pair := range pairs {
+		a, b = append(a, string(pair[0].PK)), append(b, string(pair[1].PK))
+	}
+	var x, y []string
+	for _, name := range key {
+		x, y = append(x, "x."+quoteName(name)), append(y, "y."+quoteName(name))
+	}
+	rows, err := q.Query(ctx, fmt.Sprintf(`
+		SELECT coalesce(ROW(%s) = ROW(%s), false)
+		FROM unnest($1::text[], $2::text[]) WITH ORDINALITY u(a, b, n)
+		CROSS JOIN LATERAL jsonb_populate_record(NULL::%[3]s, u.a::jsonb) x
+		CROSS JOIN LATERAL jsonb_populate_record(NULL::%[3]s, u.b::jsonb) y
+		ORDER BY u.n`, strings.Join(x, ", "), strings.Join(y, ", "), mirror), a, b)
+	if err != nil {
+		return nil, fmt.Errorf("compare keys: %w", err)
+	}
+	same, err := pgx.CollectRows(rows, pgx.RowTo[bool])
+	if err != nil {
+		return nil, fmt.Errorf("compare keys: %w", err)
+	}
+	if len(same) != len(pairs) {
+		return nil, fmt.Errorf("compare keys: %d answers for %d pairs", len(same), len(pairs))
+	}
+	return same, nil
+}

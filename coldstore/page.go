@@ -1,0 +1,236 @@
+package coldstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/RoaringBitmap/roaring/v2"
+	"github.com/google/uuid"
+
+	"github.com/koldproxy/koldproxy"
+)
+
+// The modes of a page.
+const (
+	ModeForward = "forward" // upward from a position
+	ModeLast    = "last"    // the newest rows
+)
+
+// PageRequest asks for a page of cold rows. Segments and Generation are those of the caller's snapshot; Generation zero
+// means the newest.
+type PageRequest struct {
+	Table      uint32
+	Generation int64
+	Segments   []uuid.UUID
+	Mode       string
+	After      koldproxy.Seq // forward only: rows above it
+	Limit      int           // at most so many rows
+}
+
+// Page is a part of the named segments, ascending by seq, without rows that newer segments superseded. Rows that the mirror
+// supersedes are in it.
+type Page struct {
+	Rows []Row
+	// Through is the position up to which the page is complete: every live row of the named segments above After and up to
+	// Through is in it. Mode last: the highest seq of the segments.
+	Through koldproxy.Seq
+	// Complete says that the named segments have nothing more in that direction.
+	Complete bool
+}
+
+// codeLimitExceeded is PostgreSQL's program_limit_exceeded.
+const codeLimitExceeded = "54000"
+
+// batchRows is how many rows are decoded at a time.
+const batchRows = 1024
+
+// Page reads a page. A segment that is missing or damaged is a [*koldproxy.Error] with code KS002, never a shorter page. A
+// segment that retention has dropped since can still be read while its object exists.
+func (s *Store) Page(ctx context.Context, req PageRequest) (page Page, err error) {
+	begin := time.Now()
+	defer func() {
+		status := statusOK
+		if err != nil {
+			status = statusError
+		}
+		s.metrics.pages.WithLabelValues(status).Inc()
+		s.metrics.pageSeconds.Observe(time.Since(begin).Seconds())
+		s.metrics.rowsRead.Add(float64(len(page.Rows)))
+	}()
+	if req.Limit < 1 || req.After < 0 || req.Mode != ModeForward && req.Mode != ModeLast {
+		return Page{}, koldproxy.Errorf(koldproxy.CodeInvalidParameter, "cold page of mode %q after %d with limit %d cannot be read", req.Mode, req.After, req.Limit)
+	}
+	segments, err := s.named(ctx, req)
+	if err != nil {
+		return Page{}, err
+	}
+	if req.Mode == ModeLast {
+		return s.lastPage(ctx, segments, req)
+	}
+	return s.forwardPage(ctx, segments, req)
+}
+
+// liveSegment is a segment with the rows that count for a request.
+type liveSegment struct {
+	segmentRow
+	dead *roaring.Bitmap
+}
+
+// named loads the segments of a request, in the order of their seqs.
+func (s *Store) named(ctx context.Context, req PageRequest) ([]liveSegment, error) {
+	rows, err := loadSegments(ctx, s.pool, "segment_id = ANY($1) AND table_oid = $2 AND state <> 'in_progress'", req.Segments, req.Table)
+	if err != nil {
+		return nil, err
+	}
+	found := make(map[uuid.UUID]bool, len(rows))
+	segments := make([]liveSegment, len(rows))
+	for i := range rows {
+		found[rows[i].id] = true
+		dead, err := decodeDead(rows[i].dead)
+		if err != nil {
+			return nil, unreadable(rows[i].id, rows[i].object, fmt.Errorf("catalog: %w", err))
+		}
+		segments[i] = liveSegment{segmentRow: rows[i], dead: dead.all()}
+		if req.Generation > 0 {
+			if segments[i].dead, err = dead.asOf(req.Generation); err != nil {
+				return nil, koldproxy.Errorf(codeSnapshotTooOld, "cold segment %s is no longer known as of generation %d", rows[i].id, req.Generation).
+					WithHint("Begin a new transaction and repeat the statement.")
+			}
+		}
+	}
+	for _, id := range req.Segments {
+		if !found[id] {
+			return nil, gone(id)
+		}
+	}
+	return segments, nil
+}
+
+// codeSnapshotTooOld is PostgreSQL's snapshot_too_old.
+const codeSnapshotTooOld = "72000"
+
+// live lists the ordinals in [from, to) that are not dead, at most limit of them; from the end if backward, but ascending in
+// any case.
+func (s *liveSegment) live(from, to, limit int, backward bool) []uint32 {
+	if s.dead.IsEmpty() {
+		if backward {
+			from = max(from, to-limit)
+		} else {
+			to = min(to, from+limit)
+		}
+	}
+	var ordinals []uint32
+	for i := range to - from {
+		ordinal := uint32(from + i) //nolint:gosec // row numbers of one file
+		if backward {
+			ordinal = uint32(to - 1 - i) //nolint:gosec // the same
+		}
+		if len(ordinals) == limit {
+			break
+		}
+		if !s.dead.Contains(ordinal) {
+			ordinals = append(ordinals, ordinal)
+		}
+	}
+	if backward {
+		slices.Reverse(ordinals)
+	}
+	return ordinals
+}
+
+func (s *Store) forwardPage(ctx context.Context, segments []liveSegment, req PageRequest) (Page, error) {
+	page := Page{Through: req.After, Complete: true}
+	size := int64(0)
+	for i := range segments {
+		segment := &segments[i]
+		if segment.maxSeq <= req.After {
+			continue
+		}
+		f, err := s.openForPage(ctx, &segment.segmentRow)
+		if err != nil {
+			return Page{}, err
+		}
+		// One more than wanted shows whether this page is the end.
+		ordinals := segment.live(f.after(req.After), len(f.seqs), req.Limit-len(page.Rows)+1, false)
+		if more := len(ordinals) > req.Limit-len(page.Rows); more {
+			page.Complete = false
+			ordinals = ordinals[:req.Limit-len(page.Rows)]
+		}
+		if err := s.appendRows(ctx, &segment.segmentRow, ordinals, &page, &size); err != nil {
+			return Page{}, err
+		}
+		if !page.Complete {
+			if n := len(page.Rows); n > 0 {
+				page.Through = page.Rows[n-1].Seq
+			}
+			return page, nil
+		}
+		page.Through = segment.maxSeq
+	}
+	return page, nil
+}
+
+func (s *Store) lastPage(ctx context.Context, segments []liveSegment, req PageRequest) (Page, error) {
+	page := Page{Complete: true}
+	size := int64(0)
+	var parts [][]Row
+	left := req.Limit
+	for i := len(segments) - 1; i >= 0; i-- {
+		segment := &segments[i]
+		page.Through = max(page.Through, segment.maxSeq)
+		ordinals := segment.live(0, int(segment.rows), left+1, true)
+		if len(ordinals) > left {
+			page.Complete = false
+			ordinals = ordinals[len(ordinals)-left:]
+		}
+		var part Page
+		if err := s.appendRows(ctx, &segment.segmentRow, ordinals, &part, &size); err != nil {
+			return Page{}, err
+		}
+		parts = append(parts, part.Rows)
+		left -= len(part.Rows)
+		if !page.Complete {
+			break
+		}
+	}
+	slices.Reverse(parts)
+	page.Rows = slices.Concat(parts...)
+	return page, nil
+}
+
+func (s *Store) openForPage(ctx context.Context, row *segmentRow) (*segmentFile, error) {
+	f, err := s.segment(ctx, row)
+	switch {
+	case err == nil:
+		return f, nil
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	default:
+		return nil, unreadable(row.id, row.object, err)
+	}
+}
+
+// appendRows reads rows of one segment into a page, batch by batch, and counts their size.
+func (s *Store) appendRows(ctx context.Context, segment *segmentRow, ordinals []uint32, page *Page, size *int64) error {
+	for batch := range slices.Chunk(ordinals, batchRows) {
+		rows, err := s.readRows(ctx, segment, batch, false)
+		if err != nil {
+			return err
+		}
+		for i := range rows {
+			*size += int64(len(rows[i].PK) + len(rows[i].Image))
+		}
+		if *size > s.cfg.MaxPageBytes {
+			return koldproxy.Errorf(codeLimitExceeded, "the page of cold rows is larger than %d bytes", s.cfg.MaxPageBytes).
+				WithHint("Ask for fewer rows at a time (limit_rows).")
+		}
+		page.Rows = append(page.Rows, rows...)
+	}
+	return nil
+}
+
+// errInvariant marks what must never happen: the catalog contradicts itself.
+var errInvariant = errors.New("the catalog contradicts itself")

@@ -1,0 +1,228 @@
+package coldstore
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/koldproxy/koldproxy"
+)
+
+// errGenerationMoved says that the manifest changed between looking for superseded rows and publishing.
+var errGenerationMoved = errors.New("the manifest has changed meanwhile")
+
+const (
+	// publishAttempts is how often publishing is tried while rows are locked or the manifest moves.
+	publishAttempts = 20
+	// politeAttempts of them do not wait for a row lock at all, so that the applier is never the one to lose a deadlock.
+	politeAttempts = 15
+	// lockWait bounds the wait of the other attempts; it is shorter than PostgreSQL's deadlock_timeout of one second.
+	lockWait    = "800ms"
+	publishWait = 20 * time.Millisecond
+)
+
+// publish makes a stored file count: one transaction, described at [Store.tryPublish].
+func (s *Store) publish(ctx context.Context, t *managedTable, j *job, segment *segmentRow, sum *summary) error {
+	p := publication{table: t, job: j, segment: segment, sum: sum}
+	err := errGenerationMoved
+	for attempt := 1; ; attempt++ {
+		if errors.Is(err, errGenerationMoved) {
+			if p.generation, p.dying, err = s.superseded(ctx, t, segment, sum.hashes); err != nil {
+				return fmt.Errorf("publish segment %s: %w", segment.id, err)
+			}
+			if err := s.cfg.step("probed"); err != nil {
+				return err
+			}
+		}
+		p.polite = attempt <= politeAttempts
+		err = pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return s.tryPublish(ctx, tx, &p) })
+		if err == nil {
+			j.rows += sum.rows
+			j.segments++
+			return nil
+		}
+		if attempt == publishAttempts || !errors.Is(err, errGenerationMoved) && !isLockConflict(err) {
+			return fmt.Errorf("publish segment %s: %w", segment.id, err)
+		}
+		select {
+		case <-time.After(time.Duration(attempt) * publishWait):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// isLockConflict says whether a transaction failed because of others and can simply be tried again.
+func isLockConflict(err error) bool {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) {
+		return false
+	}
+	switch pgErr.Code {
+	case "55P03", "40P01", "40001": // lock_not_available, deadlock_detected, serialization_failure
+		return true
+	}
+	return false
+}
+
+// publication is one attempt to publish.
+type publication struct {
+	table      *managedTable
+	job        *job
+	segment    *segmentRow
+	sum        *summary
+	generation int64 // that dying was found in
+	dying      []deaths
+	polite     bool
+}
+
+// tryPublish is the transaction that moves rows from the mirror to a segment. After it the segment is active, the rows that
+// it supersedes in older segments are dead, and its own rows are gone from the mirror, except for those that have changed
+// since: they have a new seq, stay, and hide the version in the file. Its order of locks is leadership, table, job, segments,
+// mirror.
+func (s *Store) tryPublish(ctx context.Context, tx pgx.Tx, p *publication) error {
+	if err := s.cfg.fence(ctx, tx); err != nil {
+		return err
+	}
+	if err := p.lockTable(ctx, tx); err != nil {
+		return err
+	}
+	if err := s.cfg.step("locked"); err != nil {
+		return err
+	}
+	if err := p.activate(ctx, tx); err != nil {
+		return err
+	}
+	if err := s.cfg.step("activated"); err != nil {
+		return err
+	}
+	now := s.cfg.Now()
+	for i := range p.dying {
+		if err := p.bury(ctx, tx, &p.dying[i], now, now.Add(-s.cfg.DeadHistory)); err != nil {
+			return err
+		}
+	}
+	if err := s.cfg.step("marked"); err != nil {
+		return err
+	}
+	if err := p.prune(ctx, tx); err != nil {
+		return err
+	}
+	return s.cfg.step("pruned")
+}
+
+// lockTable takes the table's row, which every change of the manifest takes, compares the generation and raises it.
+func (p *publication) lockTable(ctx context.Context, tx pgx.Tx) error {
+	var (
+		mirror     uint32
+		generation int64
+		coldMax    koldproxy.Seq
+	)
+	err := tx.QueryRow(ctx, "SELECT mirror_oid, generation FROM koldstore.managed_table WHERE table_oid = $1 FOR UPDATE", p.table.oid).Scan(&mirror, &generation)
+	if errors.Is(err, pgx.ErrNoRows) || err == nil && mirror != p.table.mirrorOID {
+		return koldproxy.Errorf(koldproxy.CodeNotInPrerequisite, "table %s is no longer managed", p.table)
+	}
+	if err != nil {
+		return fmt.Errorf("lock managed table: %w", err)
+	}
+	err = tx.QueryRow(ctx, "SELECT coalesce(max(max_seq), -1) FROM koldstore.segment WHERE table_oid = $1 AND state = 'active'", p.table.oid).Scan(&coldMax)
+	if err != nil {
+		return fmt.Errorf("read manifest: %w", err)
+	}
+	// Segments never overlap: a file that would was made from rows that another flush has published.
+	if coldMax >= p.sum.minSeq {
+		return errStale
+	}
+	if generation != p.generation {
+		return errGenerationMoved
+	}
+	_, err = tx.Exec(ctx, "UPDATE koldstore.managed_table SET generation = generation + 1 WHERE table_oid = $1", p.table.oid)
+	if err != nil {
+		return fmt.Errorf("raise generation: %w", err)
+	}
+	tag, err := tx.Exec(ctx, `UPDATE koldstore.job SET progress = jsonb_build_object('rows_flushed', $3::bigint, 'segments', $4::bigint)
+		WHERE job_id = $1 AND status = 'running' AND started_at = $2`, p.job.id, p.job.startedAt, p.job.rows+p.sum.rows, p.job.segments+1)
+	if err != nil {
+		return fmt.Errorf("note progress: %w", err)
+	}
+	if tag.RowsAffected() != 1 {
+		return errCancelled
+	}
+	return nil
+}
+
+// activate makes the segment readable.
+func (p *publication) activate(ctx context.Context, tx pgx.Tx) error {
+	hashes := make([]byte, 0, 8*len(p.sum.hashes))
+	for _, h := range p.sum.hashes {
+		hashes = binary.BigEndian.AppendUint64(hashes, uint64(h)) //nolint:gosec // two's complement
+	}
+	tag, err := tx.Exec(ctx, `UPDATE koldstore.segment SET state = 'active', min_seq = $2, max_seq = $3, row_count = $4, tombstones = $5,
+		size_bytes = $6, sha256 = $7, key_hashes = $8 WHERE segment_id = $1 AND state = 'in_progress'`,
+		p.segment.id, p.sum.minSeq, p.sum.maxSeq, p.sum.rows, p.sum.tombstones, p.segment.size, p.segment.sha256, hashes)
+	if err != nil {
+		return fmt.Errorf("activate: %w", err)
+	}
+	if tag.RowsAffected() != 1 { // it was taken for a leftover and removed
+		return errStale
+	}
+	return nil
+}
+
+// bury marks rows of an older segment as dead.
+func (p *publication) bury(ctx context.Context, tx pgx.Tx, d *deaths, now, keepSince time.Time) error {
+	dead, err := d.before.with(p.generation+1, d.ordinals, now, keepSince).encode()
+	if err != nil {
+		return err
+	}
+	tag, err := tx.Exec(ctx, `UPDATE koldstore.segment SET dead = $2, dead_count = dead_count + $3, dead_version = dead_version + 1
+		WHERE segment_id = $1 AND state = 'active' AND dead_version = $4`, d.segment, dead, int64(d.ordinals.GetCardinality()), d.version) //nolint:gosec // rows of one file
+	if err != nil {
+		return fmt.Errorf("mark dead rows: %w", err)
+	}
+	if tag.RowsAffected() != 1 {
+		return errGenerationMoved
+	}
+	return nil
+}
+
+// pruneRows is how many rows one statement deletes.
+const pruneRows = 10_000
+
+// prune deletes the flushed rows from the mirror. A seq belongs to one version of one row for ever, so it stands for the
+// pair of key and seq: a row that changed meanwhile is not found.
+func (p *publication) prune(ctx context.Context, tx pgx.Tx) error {
+	// The mirror refuses whoever does not show the writer's token.
+	_, err := tx.Exec(ctx, "SELECT set_config('koldstore.writer', (SELECT token::text FROM koldstore.writer_token), true), set_config('lock_timeout', $1, true)", lockWait)
+	if err != nil {
+		return fmt.Errorf("show writer token: %w", err)
+	}
+	wait := ""
+	if p.polite {
+		wait = " NOWAIT"
+	}
+	for seqs := range slices.Chunk(p.sum.seqs, pruneRows) {
+		_, err := tx.Exec(ctx, fmt.Sprintf("SELECT FROM %s WHERE seq = ANY($1) FOR UPDATE%s", p.table.mirror, wait), seqs)
+		if err != nil {
+			return fmt.Errorf("lock mirror rows: %w", err)
+		}
+		if _, err := tx.Exec(ctx, fmt.Sprintf("DELETE FROM %s WHERE seq = ANY($1)", p.table.mirror), seqs); err != nil {
+			return fmt.Errorf("delete mirror rows: %w", err)
+		}
+	}
+	var left bool
+	err = tx.QueryRow(ctx, fmt.Sprintf("SELECT EXISTS (SELECT FROM %s WHERE seq <= $1)", p.table.mirror), p.sum.maxSeq).Scan(&left)
+	if err != nil {
+		return fmt.Errorf("check mirror: %w", err)
+	}
+	if left {
+		return fmt.Errorf("%w: the mirror of %s has rows below seq %d that are not in the segment", errInvariant, p.table, p.sum.maxSeq)
+	}
+	return nil
+}

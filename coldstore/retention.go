@@ -1,0 +1,138 @@
+package coldstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/koldproxy/koldproxy"
+)
+
+// dropExpired drops the segments whose newest change is older than their table's retention. Segments do not overlap, so these
+// are always the oldest ones of a table.
+func (s *Store) dropExpired(ctx context.Context) (bool, error) {
+	rows, err := s.pool.Query(ctx, `SELECT m.table_oid, `+millisBefore("m.retention")+` FROM koldstore.managed_table m WHERE m.retention IS NOT NULL`, s.cfg.Now())
+	if err != nil {
+		return false, fmt.Errorf("look for expired segments: %w", err)
+	}
+	type limit struct {
+		table uint32
+		below koldproxy.Seq
+	}
+	limits, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (limit, error) {
+		var (
+			l      limit
+			millis int64
+		)
+		err := row.Scan(&l.table, &millis)
+		l.below = koldproxy.SeqAt(time.UnixMilli(millis))
+		return l, err
+	})
+	if err != nil {
+		return false, fmt.Errorf("look for expired segments: %w", err)
+	}
+	dropped := false
+	for _, l := range limits {
+		var expired bool
+		err := s.pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM koldstore.segment WHERE table_oid = $1 AND state = 'active' AND max_seq < $2)", l.table, l.below).
+			Scan(&expired)
+		if err != nil {
+			return dropped, fmt.Errorf("look for expired segments: %w", err)
+		}
+		if !expired {
+			continue
+		}
+		if err := s.drop(ctx, l.table, l.below); err != nil {
+			return dropped, fmt.Errorf("drop expired segments of table %d: %w", l.table, err)
+		}
+		dropped = true
+	}
+	return dropped, nil
+}
+
+// drop removes the active segments that end below a position from the manifest and raises the floor, in one transaction:
+// whoever sees that they are gone also sees the floor.
+func (s *Store) drop(ctx context.Context, table uint32, below koldproxy.Seq) error {
+	var (
+		segments int64
+		floor    koldproxy.Seq
+	)
+	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		if err := s.cfg.fence(ctx, tx); err != nil {
+			return err
+		}
+		err := tx.QueryRow(ctx, "SELECT floor FROM koldstore.managed_table WHERE table_oid = $1 FOR UPDATE", table).Scan(&floor)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil // unmanaged meanwhile
+		}
+		if err != nil {
+			return err
+		}
+		err = tx.QueryRow(ctx, `
+			WITH dropped AS (
+				UPDATE koldstore.segment SET state = 'deleted', ended_at = clock_timestamp(), key_hashes = NULL
+				WHERE table_oid = $1 AND state = 'active' AND max_seq < $2 RETURNING max_seq)
+			SELECT count(*), coalesce(max(max_seq), 0) FROM dropped`, table, below).Scan(&segments, &floor)
+		if err != nil || segments == 0 {
+			return err
+		}
+		if err := s.cfg.step("dropped"); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, `UPDATE koldstore.managed_table SET floor = greatest(floor, $2), generation = generation + 1
+			WHERE table_oid = $1 RETURNING floor`, table, floor).Scan(&floor)
+	})
+	if err != nil {
+		return err
+	}
+	if segments > 0 {
+		s.metrics.dropped.Add(float64(segments))
+		s.log.Info().Uint32("table", table).Int64("segments", segments).Int64("floor", int64(floor)).Msg("retention dropped segments")
+	}
+	return nil
+}
+
+// sweepBatch is how many objects one call removes.
+const sweepBatch = 100
+
+// sweep gives up segments that never became active, and removes the objects of deleted segments after the grace. Rows go
+// after their objects, so an interruption is made up for by the next call.
+func (s *Store) sweep(ctx context.Context) (bool, error) {
+	s.mu.Lock()
+	here := make([]uuid.UUID, 0, len(s.writing))
+	for id := range s.writing {
+		here = append(here, id)
+	}
+	s.mu.Unlock()
+	tag, err := s.pool.Exec(ctx, abandonSegments+" AND created_at < clock_timestamp() - $1::interval AND segment_id <> ALL($2)", s.cfg.InProgressTimeout, here)
+	if err != nil {
+		return false, fmt.Errorf("give up old segments: %w", err)
+	}
+	if n := tag.RowsAffected(); n > 0 {
+		s.log.Info().Int64("segments", n).Msg("segments that were never published are given up")
+	}
+	segments, err := loadSegments(ctx, s.pool, `segment_id IN (SELECT segment_id FROM koldstore.segment WHERE state = 'deleted' AND storage = $1
+		AND ended_at <= clock_timestamp() - $2::interval LIMIT $3)`, defaultStorage, s.cfg.DeleteGrace, sweepBatch)
+	if err != nil {
+		return false, err
+	}
+	for i := range segments {
+		segment := &segments[i]
+		if err := s.cfg.step("sweep"); err != nil {
+			return false, err
+		}
+		if err := s.bucket.Delete(ctx, segment.object); err != nil {
+			return false, fmt.Errorf("remove object of segment %s: %w", segment.id, err)
+		}
+		if _, err := s.pool.Exec(ctx, "DELETE FROM koldstore.segment WHERE segment_id = $1 AND state = 'deleted'", segment.id); err != nil {
+			return false, fmt.Errorf("forget segment %s: %w", segment.id, err)
+		}
+		s.cache.drop(segment.id)
+		s.metrics.deleted.Inc()
+	}
+	return len(segments) == sweepBatch, nil
+}

@@ -1,0 +1,91 @@
+package coldstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/rs/zerolog"
+)
+
+// Store is the cold store of one database. All methods may be called concurrently. It has no goroutines and no open files
+// between calls; there is nothing to close.
+type Store struct {
+	pool    *pgxpool.Pool
+	bucket  Bucket
+	log     zerolog.Logger
+	cfg     Config
+	metrics *metrics
+	cache   *cache
+
+	mu       sync.Mutex
+	running  map[uuid.UUID]chan struct{} // jobs at work in this process; closed when done
+	writing  map[uuid.UUID]bool          // segments being written in this process
+	requeue  bool                        // jobs may be left that say running and belong to nobody
+	policyAt time.Time                   // when to look at the policies next
+	retryAt  map[uint32]time.Time        // tables whose flush failed, and when an automatic one is tried again
+}
+
+// New makes the store of the database that pool connects to. The role must own schema koldstore (the one that ran the
+// migrations). The pool needs at least two connections.
+func New(pool *pgxpool.Pool, bucket Bucket, log zerolog.Logger, cfg Config) (*Store, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	m := newMetrics(cfg.Registerer)
+	return &Store{
+		pool: pool, bucket: bucket, log: log, cfg: cfg, metrics: m, cache: newCache(cfg.CacheBytes, m.cacheBytes),
+		running: map[uuid.UUID]chan struct{}{}, writing: map[uuid.UUID]bool{}, requeue: true, retryAt: map[uint32]time.Time{},
+	}, nil
+}
+
+// segment opens the file of a segment, from the cache if it is there and has not changed.
+func (s *Store) segment(ctx context.Context, row *segmentRow) (*segmentFile, error) {
+	if f := s.cache.get(row.id); f != nil {
+		return f, nil
+	}
+	if row.storage != defaultStorage {
+		return nil, fmt.Errorf("storage %q: only the storage named %s is supported yet", row.storage, defaultStorage)
+	}
+	f, err := openSegment(ctx, s.bucket, row.expected())
+	switch {
+	case err == nil:
+		s.metrics.verifications.WithLabelValues(statusOK).Inc()
+		s.cache.put(row.id, f)
+	case IsCorrupt(err):
+		s.metrics.verifications.WithLabelValues(statusCorrupt).Inc()
+	default:
+		s.metrics.verifications.WithLabelValues(statusError).Inc()
+	}
+	return f, err
+}
+
+// readRows reads rows of a segment. If the object is not the one that was verified any more, it is verified again; errors
+// are KS002, except for those of ctx.
+func (s *Store) readRows(ctx context.Context, row *segmentRow, ordinals []uint32, keysOnly bool) ([]Row, error) {
+	for attempt := 0; ; attempt++ {
+		f, err := s.segment(ctx, row)
+		if err == nil {
+			var rows []Row
+			if rows, err = f.rows(ctx, ordinals, keysOnly); err == nil {
+				return rows, nil
+			}
+			s.cache.drop(row.id)
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if attempt == 0 && (errors.Is(err, ErrChanged) || errors.Is(err, fs.ErrNotExist)) {
+			continue
+		}
+		return nil, unreadable(row.id, row.object, err)
+	}
+}
