@@ -1,4 +1,3 @@
-//nolint:misspell // mosquitto is a program
 package mqtt
 
 import (
