@@ -1,0 +1,127 @@
+package coldstore_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"testing"
+
+	"github.com/koldproxy/koldproxy/coldstore"
+)
+
+var errInjected = errors.New("injected")
+
+// TestNothingIsLostWhicheverStepFails makes the n-th step of a flush fail, for every n, and the n-th operation on the bucket,
+// with and without its effect. After each failure the feed is unchanged, and the next flush makes up for it.
+func TestNothingIsLostWhicheverStepFails(t *testing.T) {
+	t.Parallel()
+	kinds := map[string]func(f *fixture, n int) (disarm func() (fired bool)){
+		"step": func(f *fixture, n int) func() bool {
+			left := n
+			f.failpoint(func(step string) error {
+				if left--; left == 0 {
+					return errInjected
+				}
+				return nil
+			})
+			return func() bool { f.failpoint(nil); return left <= 0 }
+		},
+		"bucket": func(f *fixture, n int) func() bool {
+			f.bucket.FailAt(n, false)
+			return func() bool { fired := !f.bucket.Pending(); f.bucket.FailAt(0, false); return fired }
+		},
+		"bucket answer": func(f *fixture, n int) func() bool {
+			f.bucket.FailAt(n, true)
+			return func() bool { fired := !f.bucket.Pending(); f.bucket.FailAt(0, false); return fired }
+		},
+	}
+	for kind, arm := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, nil)
+			tab := f.messages("max_rows_per_file = 4")
+			next := 0
+			for n := 1; ; n++ {
+				// Each round supersedes rows of earlier segments and adds new ones: two files.
+				for range 6 {
+					next++
+					tab.put(next%9, fmt.Sprint(next))
+				}
+				tab.remove(next % 5)
+				want, err := tab.drain(t.Context(), f.store, 5)
+				ok(t, err)
+				store := f.newStore() // nothing cached, so that reading fails as well
+				disarm := arm(f, n)
+				r, flushErr := flushOnce(tab, store)
+				fired := disarm()
+				if got, err := tab.drain(t.Context(), f.store, 5); err != nil || !maps.Equal(got, want) {
+					t.Fatalf("fault %d: the feed has changed: %v", n, err)
+				}
+				if !fired {
+					if flushErr != nil || r.Status != "completed" {
+						t.Fatalf("without a fault: %+v %v", r, flushErr)
+					}
+					t.Logf("%d places to fail", n-1)
+					break
+				}
+				if flushErr == nil && r.Status == "completed" && tab.hot() > 0 {
+					t.Fatalf("fault %d: completed with rows left", n)
+				}
+				// The next process takes up what is left and completes it.
+				for worked := true; worked; {
+					worked, err = store.RunJobs(t.Context())
+					ok(t, err)
+				}
+				if r := tab.flush(f.newStore(), true); r.Status != "completed" || tab.hot() != 0 {
+					t.Fatalf("fault %d: the next flush: %+v", n, r)
+				}
+				if got, err := tab.drain(t.Context(), f.store, 5); err != nil || !maps.Equal(got, want) {
+					t.Fatalf("fault %d: after the next flush: %v", n, err)
+				}
+				tab.verified()
+				tab.noLeftovers()
+			}
+		})
+	}
+}
+
+func flushOnce(tab *table, store *coldstore.Store) (coldstore.Result, error) {
+	queued, err := store.Enqueue(tab.t.Context(), tab.oid, true)
+	if err != nil {
+		return queued, err
+	}
+	// RunJobs and not Flush: the latter would wait for a job whose end could not be recorded.
+	if _, err := store.RunJobs(tab.t.Context()); err != nil {
+		return queued, err
+	}
+	return store.Flush(tab.t.Context(), queued.JobID)
+}
+
+// noLeftovers sweeps and compares the bucket with the catalog.
+func (tab *table) noLeftovers() {
+	tab.t.Helper()
+	for worked := true; worked; {
+		var err error
+		worked, err = tab.store.RunJobs(tab.t.Context())
+		ok(tab.t, err)
+	}
+	objects, err := tab.bucket.List(tab.t.Context(), "")
+	ok(tab.t, err)
+	known := map[string]bool{}
+	for _, s := range tab.segments() {
+		known[s.Object] = true
+	}
+	for _, o := range objects {
+		if !known[o.Key] {
+			tab.t.Errorf("object %s belongs to no segment", o.Key)
+		}
+		delete(known, o.Key)
+	}
+	if len(known) > 0 {
+		tab.t.Errorf("segments without objects: %v", known)
+	}
+	var other int
+	if tab.scan("SELECT count(*) FROM koldstore.segment WHERE state <> 'active'", nil, &other); other != 0 {
+		tab.t.Errorf("%d segments that are not active are left", other)
+	}
+}
