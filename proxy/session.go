@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"sync"
@@ -126,6 +127,10 @@ func (s *session) begin(packet startupPacket) error {
 	if err := s.toServer(packet.raw); err != nil {
 		return err
 	}
+	if packet.code>>16 != protocolMajor { // refused, in the form of whatever protocol it is
+		_, _ = io.Copy(s.front.conn, io.LimitReader(s.back.conn, maxStartup))
+		return errRefused
+	}
 	return s.relayAuthentication()
 }
 
@@ -185,6 +190,9 @@ func (s *session) note(err error) {
 	if !ok {
 		s.log.Debug().Err(err).Msg("session fails")
 		return
+	}
+	if f.side == sideClient && f.direction == "read" && isEOF(f.err) {
+		return // it went away
 	}
 	s.server.metrics.errors.WithLabelValues(string(f.side), f.direction).Inc()
 	s.log.Info().Err(f.err).Str("side", string(f.side)).Str("direction", f.direction).Msg("session fails")
