@@ -32,6 +32,8 @@ type table struct {
 type attribute struct {
 	name      string
 	dropped   bool
+	generated bool
+	xmin      uint32 // the transaction that changed its row last: that dropped it if it is dropped
 	typeOID   uint32
 	typeName  string // schema-qualified and quoted, without modifiers
 	collation string // the same, empty if the type has none
@@ -152,7 +154,7 @@ func (c *catalog) loadColumns(ctx context.Context, tx pgx.Tx) error {
 		}
 	}
 	rows, err := tx.Query(ctx, `
-		SELECT a.attrelid, a.attname, a.attisdropped, a.atttypid,
+		SELECT a.attrelid, a.attname, a.attisdropped, a.attgenerated <> '', a.xmin::text::bigint, a.atttypid,
 		       coalesce(pg_catalog.quote_ident(tn.nspname) || '.' || pg_catalog.quote_ident(t.typname), ''), coalesce(pg_catalog.quote_ident(cn.nspname) || '.' || pg_catalog.quote_ident(l.collname), ''),
 		       CASE WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END,
 		       coalesce(pg_catalog.array_position((i.indkey::int2[])[0:i.indnkeyatts - 1], a.attnum) - 1, -1)
@@ -172,7 +174,7 @@ func (c *catalog) loadColumns(ctx context.Context, tx pgx.Tx) error {
 		var oid uint32
 		var a attribute
 		var keyPosition int
-		if err := rows.Scan(&oid, &a.name, &a.dropped, &a.typeOID, &a.typeName, &a.collation, &a.missing, &keyPosition); err != nil {
+		if err := rows.Scan(&oid, &a.name, &a.dropped, &a.generated, &a.xmin, &a.typeOID, &a.typeName, &a.collation, &a.missing, &keyPosition); err != nil {
 			return err
 		}
 		if tab := c.tables[oid]; tab != nil {

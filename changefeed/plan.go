@@ -44,8 +44,8 @@ type plan struct {
 }
 
 // makePlan turns row changes into events with seqs from first on: offset 0 for the first event, and so on. Tables that nothing
-// is to be written for are left out. origin gives the layout of a relation's rows (matchColumns).
-func makePlan(cat *catalog, changes []koldproxy.Change, origin func(*koldproxy.Relation, *table) []int) plan {
+// is to be written for are left out. origin gives the layout of a change's rows (matchColumns).
+func makePlan(cat *catalog, changes []koldproxy.Change, origin func(*koldproxy.Change, *table) []int) plan {
 	var p plan
 	byTable := make(map[uint32]*tableEvents)
 	for i := range changes {
@@ -60,7 +60,7 @@ func makePlan(cat *catalog, changes []koldproxy.Change, origin func(*koldproxy.R
 			byTable[tab.oid] = te
 			p.tables = append(p.tables, te)
 		}
-		from := origin(c.Relation, tab)
+		from := origin(c, tab)
 		old, now := tab.values(c.Old, from), tab.values(c.New, from)
 		resolved := te.fillUnchanged(old, now)
 		for _, e := range split(tab, c.Op, old, now) {

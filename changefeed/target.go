@@ -153,11 +153,11 @@ func (t *Target) load(ctx context.Context, tx pgx.Tx) (err error) {
 }
 
 // origin is matchColumns with a memory.
-func (t *Target) origin(rel *koldproxy.Relation, tab *table) []int {
-	from, ok := t.origins[rel]
+func (t *Target) origin(c *koldproxy.Change, tab *table) []int {
+	from, ok := t.origins[c.Relation]
 	if !ok {
-		from = matchColumns(rel, tab)
-		t.origins[rel] = from
+		from = matchColumns(c.Relation, tab, c.XID)
+		t.origins[c.Relation] = from
 	}
 	return from
 }

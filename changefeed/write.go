@@ -16,6 +16,8 @@ type write struct {
 	table  *table
 	stream *stream // nil for the mirror
 	events []*event
+	// effective leaves out what is invisible in the end: of the mirror, all but the last event of each key.
+	effective []*event
 }
 
 // writes distributes the events of a plan. Events with a problem are left out; they come back as bad.
@@ -30,11 +32,11 @@ func (p *plan) writes() (good, bad []write) {
 			}
 		}
 		if te.table.mirror != nil {
-			good = append(good, write{table: te.table, events: lastOfEachKey(fine)})
+			good = append(good, write{table: te.table, events: fine, effective: lastOfEachKey(fine)})
 			bad = append(bad, write{table: te.table, events: faulty})
 		}
 		for _, s := range te.table.streams {
-			good = append(good, write{table: te.table, stream: s, events: fine})
+			good = append(good, write{table: te.table, stream: s, events: fine, effective: fine})
 			bad = append(bad, write{table: te.table, stream: s, events: faulty})
 		}
 	}
@@ -103,10 +105,10 @@ func (t *Target) writeAtOnce(ctx context.Context, tx pgx.Tx, p *plan, writes []w
 	var ok bool
 	for i := range writes {
 		w := &writes[i]
-		if len(w.events) == 0 {
+		if len(w.effective) == 0 {
 			continue
 		}
-		sql, args := w.statement(w.events)
+		sql, args := w.statement(w.effective)
 		q := batch.Queue(sql, args...)
 		q.Fn = func(br pgx.BatchResults) error { return t.finish(w, br) }
 	}
@@ -129,7 +131,7 @@ func (p *plan) sources() []*table {
 }
 
 // writeCarefully finds what is wrong. Rows that cannot be written go to quarantine; a mirror or stream whose definition does
-// not work any more is broken.
+// not work any more is broken. Every event counts: when the last one of a key turns out bad, the mirror shows the one before.
 func (t *Target) writeCarefully(ctx context.Context, tx pgx.Tx, p *plan, writes []write) error {
 	broken := make(map[*write]string)
 	for i := range writes {

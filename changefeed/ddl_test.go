@@ -1,0 +1,122 @@
+package changefeed_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// B20: columns change their names and types, come and go, in the middle of a transaction; documents have the columns of
+// today, with the values that they had.
+func TestColumnsChangeInTheMiddleOfATransaction(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(tableT)
+	h.stream("s", "t", "id > 0")
+	h.manage("t")
+	h.exec(`BEGIN; INSERT INTO t VALUES (1, 1, ''); ALTER TABLE t RENAME v TO w; INSERT INTO t VALUES (2, 2, '');
+		ALTER TABLE t ALTER w TYPE text USING 'q' || w; INSERT INTO t VALUES (3, 'r', ''); ALTER TABLE t DROP big; INSERT INTO t VALUES (4, 's');
+		ALTER TABLE t ADD d int DEFAULT 5; INSERT INTO t VALUES (5, 't', 6); COMMIT`)
+	h.fence()
+	h.expect(`SELECT doc FROM _stream_s ORDER BY id`,
+		`{"d": 5, "w": "1", "id": 1}`, `{"d": 5, "w": "2", "id": 2}`, `{"d": 5, "w": "r", "id": 3}`, `{"d": 5, "w": "s", "id": 4}`, `{"d": 6, "w": "t", "id": 5}`)
+	h.exec(`ALTER TABLE t RENAME id TO key; ALTER TABLE t RENAME TO t2; ALTER SCHEMA public RENAME TO other`, `SET search_path = other`,
+		`INSERT INTO t2 VALUES (6, 'u', NULL)`, `UPDATE t2 SET key = 7 WHERE key = 5`)
+	h.fence()
+	h.expect(`SELECT op, k, doc FROM other._stream_s ORDER BY id OFFSET 5`, `put 6 {"d": null, "w": "u", "key": 6}`, `delete 5 {"d": 6, "w": "t", "key": 5}`, `put 7 {"d": 6, "w": "t", "key": 7}`)
+	h.expect(`SELECT id, op FROM koldstore.t__cl ORDER BY id`, "1 1", "2 1", "3 1", "4 1", "5 3", "6 1", "7 1")
+	h.expect(`SELECT count(*) FROM koldstore.quarantine`, "0")
+}
+
+// The applier is behind while columns are renamed, dropped and added: old rows are matched to today's columns.
+func TestColumnsChangeWhileBehind(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(`CREATE TABLE t (id int PRIMARY KEY, a int, b text, c text)`)
+	h.stream("s", "t", "a > 0", "pre_image", "true")
+	h.exec(`INSERT INTO t VALUES (1, 1, 'b', 'c')`)
+	h.fence()
+	h.stopApplier()
+	h.exec(`INSERT INTO t VALUES (2, 2, 'b2', 'c2')`,
+		`ALTER TABLE t RENAME b TO x`, `ALTER TABLE t RENAME c TO b`, // b is another column now
+		`UPDATE t SET a = 3 WHERE id = 2`,
+		`ALTER TABLE t DROP b`, `ALTER TABLE t RENAME a TO "A ""a"""`,
+		`UPDATE t SET x = 'x3' WHERE id = 2`,
+		`ALTER TABLE t ADD b text DEFAULT 'new'`,
+		`DELETE FROM t WHERE id = 1`)
+	h.startApplier()
+	h.fence()
+	h.expect(`SELECT op, k, doc, old FROM _stream_s ORDER BY id OFFSET 1`,
+		`put 2 {"b": "new", "x": "b2", "id": 2, "A \"a\"": 2} NULL`,
+		`put 2 {"b": "new", "x": "b2", "id": 2, "A \"a\"": 3} {"b": "new", "x": "b2", "id": 2, "A \"a\"": 2}`,
+		`put 2 {"b": "new", "x": "x3", "id": 2, "A \"a\"": 3} {"b": "new", "x": "b2", "id": 2, "A \"a\"": 3}`,
+		`delete 1 {"b": "new", "x": "b", "id": 1, "A \"a\"": 1} {"b": "new", "x": "b", "id": 1, "A \"a\"": 1}`)
+	h.expect(`SELECT count(*) FROM koldstore.quarantine`, "0")
+}
+
+// Names that need quoting work everywhere.
+func TestOddNames(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(`CREATE SCHEMA "S.é"`, `SET search_path = "S.é", public`)
+	const columns = `"a""b" int, "it's \" text, "t" text, "lit" text, PRIMARY KEY ("it's \", "a""b")`
+	for _, table := range []string{`T ""q""`, `../x`, `a/b+#`} {
+		h.exec(fmt.Sprintf(`CREATE TABLE %s (%s)`, `"`+table+`"`, columns), fmt.Sprintf(`INSERT INTO "%s" VALUES (1, 'x', 't', 'l')`, table))
+		h.manage(`"` + table + `"`)
+		plain := table
+		if table[0] == 'T' {
+			plain = `T "q"`
+		}
+		h.stream(plain, plain, `"t" IS NULL OR lit = 'l'`, "start", "earliest")
+		h.exec(fmt.Sprintf(`UPDATE "%s" SET "a""b" = 2`, table))
+		h.fence()
+		h.expect(fmt.Sprintf(`SELECT op, k FROM "S.é"."_stream_%s" ORDER BY id`, table),
+			`put {"a\"b": 1, "it's \\": "x"}`, `delete {"a\"b": 1, "it's \\": "x"}`, `put {"a\"b": 2, "it's \\": "x"}`)
+		h.exec(fmt.Sprintf(`TRUNCATE "%s"`, table))
+		h.fence()
+		h.expect(fmt.Sprintf(`SELECT pk, op FROM koldstore.changes_since('"S.é"."%s"')`, table), `{"a\"b": 1, "it's \\": "x"} 3`, `{"a\"b": 2, "it's \\": "x"} 3`)
+	}
+	h.expect(`SELECT count(*) FROM koldstore.quarantine`, "0")
+}
+
+// Streams and columns come and go while writers write: no event is lost to a catalog that changed between two statements.
+func TestDefinitionsChangeUnderLoad(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	ctx := t.Context()
+	h.exec(`CREATE TABLE t (id int PRIMARY KEY, v int)`)
+	h.stream("s", "t", "id > 0")
+	h.manage("t")
+	const rows = 600
+	var wg sync.WaitGroup
+	conn, err := pgx.ConnectConfig(ctx, h.app.Config())
+	must(t, err)
+	wg.Go(func() {
+		defer conn.Close(context.Background())
+		for i := 1; i <= rows; i++ {
+			if _, err := conn.Exec(ctx, fmt.Sprintf(`INSERT INTO t (id) VALUES (%d)`, i)); err != nil {
+				t.Errorf("insert %d: %v", i, err)
+				return
+			}
+		}
+	})
+	for i := range 15 {
+		h.exec(fmt.Sprintf(`ALTER TABLE t ADD c%d int DEFAULT %d`, i, i))
+		h.stream("x", "t", "true")
+		h.exec(fmt.Sprintf(`ALTER TABLE t RENAME c%[1]d TO d%[1]d`, i), `CALL koldstore.drop_stream(NULL, 'x')`)
+		if i%3 == 0 {
+			h.exec(fmt.Sprintf(`ALTER TABLE t DROP d%d`, i))
+		}
+	}
+	wg.Wait()
+	h.fence()
+	h.expect(`SELECT count(*), count(DISTINCT k), bool_and(op = 'put') FROM _stream_s`, fmt.Sprintf("%d %d t", rows, rows))
+	h.expect(`SELECT count(*) FROM koldstore.t__cl`, fmt.Sprint(rows))
+	h.expect(`SELECT count(*) FROM koldstore.quarantine`, "0")
+	h.expect(`SELECT name, state FROM koldstore.stream`, "s active")
+	// Documents never show a value under another column's name.
+	h.expect(`SELECT count(*) FROM _stream_s, jsonb_each(doc) d WHERE d.key ~ '^[cd][0-9]' AND d.value::text <> substr(d.key, 2)`, "0")
+}
