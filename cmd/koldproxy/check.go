@@ -2,15 +2,16 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
+	"github.com/koldproxy/koldproxy/coldstore"
 	"github.com/koldproxy/koldproxy/internal/localpg"
 	"github.com/koldproxy/koldproxy/migrations"
 )
@@ -71,7 +72,7 @@ func printFindings(cmd *cobra.Command, findings []finding) error {
 
 // preflight runs every check; one that cannot be made is a problem too.
 func preflight(ctx context.Context, c *config) []finding {
-	findings := []finding{checkCold(c)}
+	findings := []finding{checkCold(ctx, c)}
 	for _, name := range c.Postgres.Databases {
 		conn, err := c.connect(ctx, name)
 		if err != nil {
@@ -164,37 +165,29 @@ func checkDatabase(ctx context.Context, conn *pgx.Conn, name string) []finding {
 	return findings
 }
 
-// checkCold writes, reads and removes a file where segments will be.
-func checkCold(c *config) finding {
+// checkCold stores, reads and removes an object where segments will be.
+func checkCold(ctx context.Context, c *config) finding {
 	f := finding{Subject: "cold store", Remedy: "make cold.url a folder that koldproxy may write to"}
-	dir, err := c.coldDir()
+	bucket, err := coldstore.OpenBucket(c.Cold.URL)
 	if err == nil {
-		err = roundTrip(dir)
+		err = roundTrip(ctx, bucket)
 	}
 	if err != nil {
 		f.Text = err.Error()
 		return f
 	}
-	return finding{Subject: f.Subject, OK: true, Text: "write, read and remove work in " + dir}
+	return finding{Subject: f.Subject, OK: true, Text: "write, read and remove work in " + c.Cold.URL}
 }
 
-func roundTrip(dir string) (err error) {
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return err
-	}
-	file, err := os.CreateTemp(dir, ".koldproxy-check-")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.Remove(file.Name())) }()
+func roundTrip(ctx context.Context, bucket coldstore.Bucket) error {
 	const text = "koldproxy check"
-	_, err = file.WriteString(text)
-	if err = errors.Join(err, file.Sync(), file.Close()); err != nil {
+	key := "check/" + strings.ToLower(rand.Text())
+	if err := bucket.PutIfAbsent(ctx, key, strings.NewReader(text), int64(len(text))); err != nil {
 		return err
 	}
-	raw, err := os.ReadFile(filepath.Clean(file.Name()))
+	raw, err := bucket.GetRange(ctx, key, "", 0, int64(len(text)))
 	if err == nil && string(raw) != text {
-		err = fmt.Errorf("%s came back changed", file.Name())
+		err = fmt.Errorf("object %s came back changed", key)
 	}
-	return err
+	return errors.Join(err, bucket.Delete(ctx, key))
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/koldproxy/koldproxy"
 	"github.com/koldproxy/koldproxy/changefeed"
+	"github.com/koldproxy/koldproxy/coldstore"
 	"github.com/koldproxy/koldproxy/walapply"
 )
 
@@ -26,7 +28,7 @@ type database struct {
 	metrics prometheus.Registerer
 	pool    *pgxpool.Pool
 
-	cold      changefeed.ColdPages
+	cold      *coldstore.Store
 	applier   *walapply.Applier
 	tail      *changefeed.Tail
 	sweeper   *changefeed.Sweeper
@@ -60,17 +62,25 @@ func openDatabase(ctx context.Context, cfg *config, name string, log zerolog.Log
 	return db, nil
 }
 
-// wire connects the parts of the database with each other and with those who receive live events.
-func (db *database) wire(publisher changefeed.Publisher) error {
+// wire connects the parts of the database with each other, with the place for cold segments and with those who receive
+// live events.
+func (db *database) wire(bucket coldstore.Bucket, publisher changefeed.Publisher) error {
+	cc := coldstore.DefaultConfig()
+	cc.Registerer = db.metrics
+	cc.Fence = func(ctx context.Context, tx pgx.Tx) error { return db.applier.Fence(ctx, tx) }
+	var err error
+	if db.cold, err = coldstore.New(db.pool, bucket, db.part("coldstore").With().Str("db", db.name).Logger(), cc); err != nil {
+		return err
+	}
 	metrics := changefeed.NewMetrics(db.metrics)
 	log := db.part("changefeed")
 	db.tail = changefeed.NewTail(changefeed.DefaultTailConfig(db.name), db.pool, publisher, log, metrics)
 	interval := time.Duration(db.cfg.Storage.TTLReclaimIntervalSecs) * time.Second
 	db.sweeper = changefeed.NewSweeper(interval, db.pool, log, metrics)
-	db.fulfiller = changefeed.NewFulfiller(func(string) (*pgxpool.Pool, bool) { return db.pool, true }, db.cold, log, metrics)
+	db.fulfiller = changefeed.NewFulfiller(func(string) (*pgxpool.Pool, bool) { return db.pool, true }, coldPages{db.cold}, log, metrics)
 
 	tc := changefeed.DefaultConfig(db.name)
-	tc.Cold = db.cold
+	tc.Cold = coldPages{db.cold}
 	tc.Committed = db.tail.Wake
 	target, err := changefeed.NewTarget(tc, log, metrics)
 	if err != nil {
@@ -87,6 +97,7 @@ func (db *database) lead(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return db.tail.Run(ctx) })
 	group.Go(func() error { return db.sweeper.Run(ctx) })
+	group.Go(func() error { return db.cold.Run(ctx) })
 	return group.Wait()
 }
 
@@ -132,9 +143,9 @@ func openDatabases(ctx context.Context, cfg *config, log zerolog.Logger, reg pro
 	return all, nil
 }
 
-func (all databases) wire(publisher changefeed.Publisher) error {
+func (all databases) wire(bucket coldstore.Bucket, publisher changefeed.Publisher) error {
 	for _, db := range all {
-		if err := db.wire(publisher); err != nil {
+		if err := db.wire(bucket, publisher); err != nil {
 			return fmt.Errorf("database %s: %w", db.name, err)
 		}
 	}

@@ -9,9 +9,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -29,24 +29,29 @@ type process struct {
 	lines  chan string   // of stdout
 }
 
-// start runs koldproxy with args, in a process group of its own as a shell would.
+// start runs koldproxy with args. It is killed at the end of the test at the latest.
 func start(t *testing.T, args ...string) *process {
 	t.Helper()
 	p := &process{t: t, seen: make(chan struct{}), lines: make(chan string, 10_000)}
 	p.cmd = exec.Command(os.Args[0], args...)
 	p.cmd.Env = append(os.Environ(), mainEnv+"=1")
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	p.cmd.SysProcAttr = dieWithParent()
 	p.cmd.Stderr = &locked{mu: &p.mu, w: &p.stderr}
 	out, err := p.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	started := make(chan error)
 	go func() {
+		// The kernel takes the end of this thread for the death of the parent.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
 		defer close(p.seen)
 		defer close(p.lines)
+		err := p.cmd.Start()
+		if started <- err; err != nil {
+			return
+		}
 		for scan := bufio.NewScanner(out); scan.Scan(); {
 			p.mu.Lock()
 			p.stdout.WriteString(scan.Text() + "\n")
@@ -54,6 +59,9 @@ func start(t *testing.T, args ...string) *process {
 			p.lines <- scan.Text()
 		}
 	}()
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		_ = p.cmd.Process.Kill()
 		<-p.seen

@@ -13,6 +13,7 @@ import (
 
 	"github.com/koldproxy/koldproxy/changefeed"
 	"github.com/koldproxy/koldproxy/changefeed/mqtt"
+	"github.com/koldproxy/koldproxy/coldstore"
 	"github.com/koldproxy/koldproxy/proxy"
 )
 
@@ -118,11 +119,15 @@ func (s *service) open(ctx context.Context) error {
 			return err
 		}
 	}
+	bucket, err := coldstore.OpenBucket(s.cfg.Cold.URL)
+	if err != nil {
+		return err
+	}
 	var publisher changefeed.Publisher = nobody{}
 	if s.broker != nil {
 		publisher = s.broker
 	}
-	if err := s.databases.wire(publisher); err != nil {
+	if err := s.databases.wire(bucket, publisher); err != nil {
 		return err
 	}
 	pg, err := s.cfg.pgxConfig("")

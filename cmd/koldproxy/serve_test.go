@@ -1,0 +1,250 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/koldproxy/koldproxy/internal/localpg"
+)
+
+// installation is a database on the test cluster and a configuration file for it.
+type installation struct {
+	t        *testing.T
+	dsn      string // of the superuser, direct
+	database string
+	config   string
+	socket   string // of the proxy
+}
+
+func install(t *testing.T) *installation {
+	t.Helper()
+	dsn := localpg.TestCluster(t).TestDatabase(t)
+	cc, err := pgx.ParseConfig(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := reachableDir(t)
+	i := &installation{t: t, dsn: dsn, database: cc.Database, socket: filepath.Join(dir, ".s.PGSQL.6543")}
+	i.config = writeConfig(t, fmt.Sprintf("[postgres]\ndsn = %q\ndatabases = [%q]\n[proxy]\nlisten = \"unix:%s\"\n[cold]\nurl = \"file://%s/cold\"\n[http]\nlisten = \"\"\n",
+		dsn, cc.Database, i.socket, dir))
+	return i
+}
+
+// koldproxy runs a command line and returns its exit code and stdout.
+func (i *installation) koldproxy(line ...string) (int, string) {
+	i.t.Helper()
+	var out, errOut bytes.Buffer
+	code := execute(i.t.Context(), append(line, "--config", i.config), &out, &errOut)
+	if errOut.Len() > 0 {
+		i.t.Logf("koldproxy %s: %s", strings.Join(line, " "), errOut.String())
+	}
+	return code, out.String()
+}
+
+func (i *installation) must(line ...string) string {
+	i.t.Helper()
+	code, out := i.koldproxy(line...)
+	if code != exitFine {
+		i.t.Fatalf("koldproxy %s: exit code %d\n%s", strings.Join(line, " "), code, out)
+	}
+	return out
+}
+
+// serve starts koldproxy and returns the DSN through it.
+func (i *installation) serve() (*process, string) {
+	i.t.Helper()
+	p := start(i.t, "serve", "--config", i.config)
+	for end := time.Now().Add(processTimeout); !strings.Contains(p.output(), `"message":"ready"`); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) || p.ended() {
+			i.t.Fatalf("serve is not ready:\n%s", p.output())
+		}
+	}
+	cc, err := pgx.ParseConfig(i.dsn)
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	return p, fmt.Sprintf("host=%s port=6543 user=%s password=%s dbname=%s", filepath.Dir(i.socket), cc.User, cc.Password, cc.Database)
+}
+
+func (p *process) ended() bool {
+	select {
+	case <-p.seen:
+		return true
+	default:
+		return false
+	}
+}
+
+func TestMigrateUpDownStatus(t *testing.T) {
+	t.Parallel()
+	i := install(t)
+	status := func() string {
+		var states map[string]struct{ Version, Newest int }
+		if err := json.Unmarshal([]byte(i.must("migrate", "status", "--json")), &states); err != nil {
+			t.Fatal(err)
+		}
+		s := states[i.database]
+		switch s.Version {
+		case 0:
+			return "nothing"
+		case s.Newest:
+			return "newest"
+		}
+		return fmt.Sprint(s.Version)
+	}
+	if got := status(); got != "nothing" {
+		t.Errorf("at first: %s", got)
+	}
+	i.must("migrate", "up")
+	i.must("migrate", "up")
+	if got := status(); got != "newest" {
+		t.Errorf("after up: %s", got)
+	}
+	i.must("migrate", "down", "--to", "1")
+	if got := status(); got != "1" {
+		t.Errorf("after down to 1: %s", got)
+	}
+	i.must("migrate", "down", "--to", "0")
+	if got := status(); got != "nothing" {
+		t.Errorf("after down to 0: %s", got)
+	}
+}
+
+func TestCheckSaysWhatToDo(t *testing.T) {
+	t.Parallel()
+	i := install(t)
+	code, out := i.koldproxy("check")
+	if code != exitFailed || !strings.Contains(out, "koldproxy migrate up") {
+		t.Errorf("before the catalog is there: exit code %d\n%s", code, out)
+	}
+	i.must("migrate", "up")
+	if out := i.must("check"); strings.Contains(out, "PROBLEM") {
+		t.Errorf("a good server has a problem:\n%s", out)
+	}
+	var findings []finding
+	if err := json.Unmarshal([]byte(i.must("check", "--json")), &findings); err != nil || len(findings) < 8 {
+		t.Errorf("%d findings, %v", len(findings), err)
+	}
+	blocked := filepath.Join(filepath.Dir(i.socket), "file")
+	if err := os.WriteFile(blocked, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, out := i.koldproxy("check", "--set", "cold.url=file://"+blocked); code != exitFailed || !strings.Contains(out, blocked) {
+		t.Errorf("a cold store that is a file: exit code %d\n%s", code, out)
+	}
+}
+
+func TestServeAndItsAdminCommands(t *testing.T) {
+	t.Parallel()
+	i := install(t)
+	p, dsn := i.serve()
+	conn := connectTo(t, dsn)
+	do(t, conn, `CREATE TABLE notes (id int PRIMARY KEY, body text NOT NULL);
+		CREATE STREAM long_notes ON notes WHEN (length(body) > 5);
+		SELECT koldstore.manage_table('notes', min_flush_rows => 1)`)
+	do(t, conn, "INSERT INTO notes SELECT n, 'note number ' || n FROM generate_series(1, 20) n")
+	do(t, conn, "SELECT koldstore.wait_for_async_mirror()")
+
+	if out := i.must("status"); !strings.Contains(out, "running") || !strings.Contains(out, "notes") || !strings.Contains(out, "public.long_notes") {
+		t.Errorf("status says\n%s", out)
+	}
+	var status []databaseStatus
+	if err := json.Unmarshal([]byte(i.must("status", "--json")), &status); err != nil || len(status) != 1 || len(status[0].Tables) != 1 || len(status[0].Streams) != 1 {
+		t.Errorf("status --json: %v, %+v", err, status)
+	}
+	if out := i.must("flush", "notes", "--force", "--wait"); !strings.Contains(out, "completed, rows flushed 20, segments 1") {
+		t.Errorf("flush says %s", out)
+	}
+	if out := i.must("flush", "notes"); !strings.Contains(out, "not_due") {
+		t.Errorf("a second flush says %s", out)
+	}
+	var segments []segmentRow
+	if err := json.Unmarshal([]byte(i.must("segments", "notes", "--json")), &segments); err != nil || len(segments) != 1 || segments[0].Rows != 20 {
+		t.Errorf("segments: %v, %+v", err, segments)
+	}
+	if n := ask1[int](t, conn, "SELECT count(*) FROM koldstore.changes_since('notes') WHERE source = 'cold'"); n != 20 {
+		t.Errorf("%d cold rows come through the proxy, want 20", n)
+	}
+	i.must("retention", "notes", "30 days")
+	if got := ask1[string](t, conn, "SELECT koldstore.table_status('notes') ->> 'retention'"); !strings.Contains(got, "30 days") {
+		t.Errorf("retention is %s", got)
+	}
+	i.must("retention", "notes", "none")
+
+	for _, wrong := range [][]string{
+		{"flush", "nowhere"},
+		{"segments", "nowhere"},
+		{"retention", "notes", "-1 day"},
+		{"tail", "nowhere"},
+	} {
+		if code, _ := i.koldproxy(wrong...); code != exitFailed {
+			t.Errorf("%q: exit code %d, want %d", wrong, code, exitFailed)
+		}
+	}
+	p.stop(syscall.SIGTERM)
+}
+
+func TestTailPrintsOldAndNewEvents(t *testing.T) {
+	t.Parallel()
+	i := install(t)
+	served, dsn := i.serve()
+	conn := connectTo(t, dsn)
+	do(t, conn, "CREATE TABLE t (id int PRIMARY KEY); CREATE STREAM s ON t WHEN (id > 1)")
+	do(t, conn, "INSERT INTO t VALUES (1), (2), (3)")
+	do(t, conn, "SELECT koldstore.wait_for_async_mirror()")
+
+	p := start(t, "tail", "s", "--from", "earliest", "--json", "--config", i.config)
+	first := event(t, p.line(""))
+	if first.Op != "put" || string(first.K) != "2" {
+		t.Errorf("the first event is %+v", first)
+	}
+	event(t, p.line(""))
+	do(t, conn, "DELETE FROM t WHERE id = 2")
+	if last := event(t, p.line("")); last.Op != "delete" || string(last.K) != "2" {
+		t.Errorf("the new event is %+v", last)
+	}
+	p.stop(syscall.SIGINT)
+
+	p = start(t, "tail", "public.s", "--from", first.ID, "--config", i.config)
+	if line := p.line(""); !strings.Contains(line, "put") || !strings.Contains(line, `{"id": 3}`) {
+		t.Errorf("behind the first event comes %s", line)
+	}
+	p.stop(syscall.SIGTERM)
+	served.stop(syscall.SIGTERM)
+}
+
+func event(t *testing.T, line string) tailRow {
+	t.Helper()
+	var r tailRow
+	if err := json.Unmarshal([]byte(line), &r); err != nil {
+		t.Fatalf("%s: %v", line, err)
+	}
+	return r
+}
+
+func TestServeSurvivesHangup(t *testing.T) {
+	t.Parallel()
+	i := install(t)
+	p, dsn := i.serve()
+	if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(processTimeout); !strings.Contains(p.output(), "nothing can be reloaded"); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) || p.ended() {
+			t.Fatalf("no answer to SIGHUP:\n%s", p.output())
+		}
+	}
+	if got := ask1[string](t, connectTo(t, dsn), "SELECT current_database()"); got != i.database {
+		t.Errorf("connected to %s", got)
+	}
+	p.stop(syscall.SIGTERM)
+}
