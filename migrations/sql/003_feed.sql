@@ -83,6 +83,9 @@ BEGIN
         RAISE EXCEPTION 'table "%" cannot be managed: its columns % begin with _ks_, which segments use themselves', tab, reserved USING ERRCODE = '55000';
     END IF;
 
+    PERFORM koldstore.publish(rel);
+    -- Tables of one name in several schemas may be on their way at the same time.
+    PERFORM pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('koldstore.mirror'), pg_catalog.hashtext(tab));
     mirror := koldstore.free_name(tab || '__cl', '__cl');
     IF mirror IS NULL THEN
         mirror := koldstore.free_name(schema || '_' || tab || '__cl', '__cl');
@@ -90,7 +93,6 @@ BEGIN
     IF mirror IS NULL THEN
         mirror := koldstore.free_name(tab || '_' || rel || '__cl', '_' || rel || '__cl');
     END IF;
-    PERFORM koldstore.publish(rel);
     EXECUTE pg_catalog.format('CREATE TABLE koldstore.%I (%s, seq bigint NOT NULL, op smallint NOT NULL, row_image jsonb, PRIMARY KEY (%s)) WITH (fillfactor = 80)',
         mirror, columns, keys);
     EXECUTE pg_catalog.format('CREATE UNIQUE INDEX ON koldstore.%I (seq)', mirror);
