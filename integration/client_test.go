@@ -194,8 +194,12 @@ func (c *client) tryRows(sql string, args ...any) ([][]string, error) {
 	if result.Err != nil {
 		return nil, result.Err
 	}
-	list := make([][]string, 0, len(result.Rows))
-	for _, values := range result.Rows {
+	return textRows(result.Rows), nil
+}
+
+func textRows(rows [][][]byte) [][]string {
+	list := make([][]string, 0, len(rows))
+	for _, values := range rows {
 		row := make([]string, len(values))
 		for i, v := range values {
 			if row[i] = string(v); v == nil {
@@ -204,7 +208,7 @@ func (c *client) tryRows(sql string, args ...any) ([][]string, error) {
 		}
 		list = append(list, row)
 	}
-	return list, nil
+	return list
 }
 
 // fence waits until everything committed before is in mirrors and logs.
