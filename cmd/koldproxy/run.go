@@ -137,8 +137,10 @@ func (s *service) open(ctx context.Context) error {
 	pc := s.cfg.proxyConfig(pg)
 	pc.Databases = s.databases.names()
 	s.proxy, err = proxy.New(pc, proxy.Deps{
-		Log:     s.log.With().Str("part", "proxy").Logger(),
-		Metrics: proxy.NewMetrics(s.registry),
+		Log:         s.log.With().Str("part", "proxy").Logger(),
+		Metrics:     proxy.NewMetrics(s.registry),
+		Fulfiller:   s.databases,
+		StreamStats: s.databases,
 	})
 	return err
 }
