@@ -225,7 +225,7 @@ func (r *rewriter) spliceAfter(s statementRange, f *frame, at, end int) *koldpro
 		last := r.tokens[order-3].end
 		condition = append(condition, insert(" WHERE "))
 		condition = append(condition, keyset(keys, r.quoter())...)
-		r.edits = append(r.edits, edit{start: last, end: last, anchor: anchor, pieces: append(condition, insert(" "))})
+		r.edits = append(r.edits, edit{start: last, end: last, anchor: anchor, pieces: condition})
 	}
 	r.edits = append(r.edits, edit{start: anchor, end: r.tokens[end].end, anchor: anchor, pieces: []piece{insert(" ")}})
 	return nil

@@ -14,7 +14,7 @@
 //
 // # When in doubt, PostgreSQL decides
 //
-// A text that the scanner refuses, that is longer than [MaxTextBytes], that is not valid in its encoding, or whose quotes
+// A text that the scanner refuses, that is longer than [MaxTextBytes] or made to keep the scanner busy, that is not valid in its encoding, or whose quotes
 // cannot be told for sure (an encoding whose second bytes look like ASCII, a backslash while standard_conforming_strings
 // may be off) is forwarded unchanged. Function bodies and rules are text and stay as they are.
 //

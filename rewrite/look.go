@@ -7,10 +7,20 @@ var triggers = [...]string{"stream", "koldstore", "after", "topic", "changes_sin
 // demanding are the functions that may raise a demand.
 var demanding = [...]string{"changes_since", "flush_table"}
 
-// triggerStarts marks the first letters of the triggers, in both cases.
-var triggerStarts = func() (t [256]bool) {
+// triggerOf finds the trigger by its first letter in either case, of which no two share one.
+var triggerOf = func() (t [256]string) {
 	for _, w := range triggers {
-		t[w[0]], t[w[0]-'a'+'A'] = true, true
+		t[w[0]], t[w[0]-'a'+'A'] = w, w
+	}
+	return t
+}()
+
+// secondOf is the second letter of the trigger, lower case; zero for none.
+var secondOf = func() (t [256]byte) {
+	for c, w := range triggerOf {
+		if w != "" {
+			t[c] = w[1]
+		}
 	}
 	return t
 }()
@@ -18,15 +28,9 @@ var triggerStarts = func() (t [256]bool) {
 // NeedsLook says whether body holds one of the words that [Rewrite] looks for, in any case. A text without one is never
 // changed by it. It does not allocate and reads every byte at most a few times.
 func NeedsLook(body []byte) bool {
-	for i, c := range body {
-		if !triggerStarts[c] {
-			continue
-		}
-		rest := body[i:]
-		for _, w := range triggers {
-			if w[0] == c|0x20 && hasPrefixFold(rest, w) {
-				return true
-			}
+	for i := 1; i < len(body); i++ {
+		if c := body[i-1]; body[i]|0x20 == secondOf[c] && hasPrefixFold(body[i-1:], triggerOf[c]) {
+			return true
 		}
 	}
 	return false

@@ -171,7 +171,7 @@ func (r *rewriter) nullness(from, to int) nullness {
 func (r *rewriter) isTypeToken(i int) bool {
 	t := r.tokens[i]
 	switch t.kind {
-	case tCast, tDot, tOpen, tClose, tOpenBracket, tCloseBracket, tInteger, tComma, tIdent, tDouble, tVarying:
+	case tCast, tDot, tOpen, tClose, tOpenBracket, tCloseBracket, tInteger, tComma, tIdent, tDouble, tText, tVarying:
 		return true
 	case tBetween:
 		return false

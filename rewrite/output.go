@@ -123,19 +123,9 @@ func (r *rewriter) hasOperator(from, to int) bool {
 			cases++
 		case k == tEnd:
 			cases--
-		case cases == 0 && isOperator(r.text(i)) && !r.is(i-1, tDot):
+		case cases == 0 && isOperatorByte(r.sql[r.tokens[i].start]) && !r.is(i-1, tDot):
 			return true
 		}
-	}
-	return false
-}
-
-// isOperator reports whether text, a token, is an operator: one of PostgreSQL's operator characters in front, and
-// neither of the casts.
-func isOperator(text string) bool {
-	switch text[0] {
-	case '+', '-', '*', '/', '<', '>', '=', '~', '!', '@', '#', '%', '^', '&', '|', '`', '?':
-		return true
 	}
 	return false
 }

@@ -60,7 +60,7 @@ type Statement struct {
 func Rewrite(sql string, opts Options) Result {
 	unchanged := Result{SQL: sql}
 	enc := encodingNamed(opts.ClientEncoding)
-	if len(sql) > MaxTextBytes || enc == unsafeQuotes || !enc.valid(sql) {
+	if len(sql) > MaxTextBytes || enc == unsafeQuotes || !enc.valid(sql) || !scansInTime(sql) {
 		unchanged.MayDemand = mentionsDemanding(sql)
 		return unchanged
 	}

@@ -83,6 +83,7 @@ const (
 	tSchema    = pg_query.Token_SCHEMA
 	tSelect    = pg_query.Token_SELECT
 	tShow      = pg_query.Token_SHOW
+	tText      = pg_query.Token_TEXT_P
 	tTrue      = pg_query.Token_TRUE_P
 	tUescape   = pg_query.Token_UESCAPE
 	tUnion     = pg_query.Token_UNION

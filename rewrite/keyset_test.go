@@ -1,0 +1,289 @@
+package rewrite
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"pgregory.net/rapid"
+)
+
+func TestConditions(t *testing.T) {
+	t.Parallel()
+	nullable := func(key string) string {
+		return "koldstore.key_may_be_null($ks$t$ks$, $ks$" + key + "$ks$)"
+	}
+	for _, c := range []struct{ order, values, want string }{
+		{"a", "1", "(a > (1) OR (" + nullable("a") + " AND a IS NULL))"},
+		{"a NULLS FIRST", "'x'::text", "(a > ('x'::text))"},
+		{"a DESC", "-1", "(a < (-1))"},
+		{"a DESC NULLS LAST", "1", "(a < (1) OR (" + nullable("a") + " AND a IS NULL))"},
+		{"a", "$1", "(a > ($1) OR (" + nullable("a") + " AND a IS NULL AND ($1) IS NOT NULL))"},
+		{"a DESC", "$1", "(a < ($1) OR (($1) IS NULL AND a IS NOT NULL))"},
+		{"a", "NULL", "(a > (NULL))"},
+		{"a DESC", "NULL", "(a < (NULL) OR a IS NOT NULL)"},
+		{"a DESC, b DESC", "1, 2", "(ROW(a, b) < ROW((1), (2)))"},
+		{"a NULLS FIRST, b", "1, 2", "(ROW(a, b) > ROW((1), (2)) OR ((" + nullable("b") + ") AND (a > (1) OR (a = (1) AND (b > (2) OR (b IS NULL))))))"},
+		{"a DESC, b DESC", "1, NULL", "(ROW(a, b) < ROW((1), (NULL)) OR (a < (1) OR (a = (1) AND (b < (NULL) OR b IS NOT NULL))))"},
+		{"a, b DESC", "1, 2", "((a >= (1) OR (" + nullable("a") + " AND a IS NULL)) AND (a > (1) OR (a IS NULL) OR (a = (1) AND (b < (2)))))"},
+		{"a DESC, b", "1, $1", "((a <= (1)) AND (a < (1) OR (a = (1) AND (b > ($1) OR (b IS NULL AND ($1) IS NOT NULL)))))"},
+		{"a DESC, b", "NULL, 2", "((a < (NULL) OR a IS NOT NULL OR (a IS NULL AND (b > (2) OR (b IS NULL)))))"},
+	} {
+		got := mustRewrite(t, "SELECT FROM t ORDER BY "+c.order+" LIMIT 5 AFTER ("+c.values+")")
+		got, _, _ = strings.Cut(strings.TrimPrefix(got, "SELECT FROM t WHERE "), " ORDER BY")
+		if got != c.want {
+			t.Errorf("%s after %s:\ngot  %s\nwant %s", c.order, c.values, got, c.want)
+		}
+	}
+}
+
+// TestPagesAreTheWholeQuery pages through random tables with random orders, and finds the rows of the query without
+// pages, in order, whatever NULLs and equal keys there are.
+func TestPagesAreTheWholeQuery(t *testing.T) {
+	t.Parallel()
+	conn := connect(t)
+	exec(t, conn, `
+		CREATE UNLOGGED TABLE loose (id int UNIQUE, a int, b text, c numeric);
+		CREATE UNLOGGED TABLE strict (id int PRIMARY KEY, a int NOT NULL, b text COLLATE "C" NOT NULL, c numeric);
+		CREATE INDEX ON strict (a, id);
+		CREATE VIEW seen AS SELECT * FROM loose;
+		SET enable_seqscan = off`)
+	rapid.Check(t, func(t *rapid.T) {
+		fill(t, conn)
+		paging{
+			from:   rapid.SampledFrom([]string{"loose", "strict", "strict AS s", "seen", "(SELECT * FROM loose) q", "strict LEFT JOIN (SELECT id AS other FROM loose) l ON other = id"}).Draw(t, "from"),
+			where:  rapid.SampledFrom([]string{"", " WHERE a = 1 OR a IS NULL OR b < 'x'", " WHERE true"}).Draw(t, "where"),
+			order:  orders(t),
+			page:   rapid.IntRange(1, 5).Draw(t, "page"),
+			params: rapid.Bool().Draw(t, "params"),
+			mode:   rapid.SampledFrom([]string{"force_generic_plan", "force_custom_plan"}).Draw(t, "plans"),
+		}.check(t, conn)
+	})
+}
+
+// row is a row of the tables; the second one has no NULLs but in c.
+type row struct {
+	ID *int    `json:"id"`
+	A  *int    `json:"a"`
+	B  *string `json:"b"`
+	C  *string `json:"c"`
+}
+
+// fill draws the rows of both tables.
+func fill(t *rapid.T, conn *pgx.Conn) {
+	pick := func(name string, values ...string) *string {
+		return rapid.SampledFrom(append([]*string{nil}, pointers(values)...)).Draw(t, name)
+	}
+	loose, strict := []row{}, []row{}
+	for id := range rapid.IntRange(0, 14).Draw(t, "rows") {
+		r := row{ID: &id, A: rapid.SampledFrom([]*int{nil, new(int), pointers([]int{1})[0]}).Draw(t, "a"), B: pick("b", "", "x", "Y", "é'"), C: pick("c", "-1.5", "0", "NaN")}
+		full := r
+		if r.A == nil {
+			full.A = pointers([]int{7})[0]
+		}
+		if r.B == nil {
+			full.B = pointers([]string{"z"})[0]
+		}
+		if id == 0 && rapid.Bool().Draw(t, "null id") {
+			r.ID = nil
+		}
+		loose, strict = append(loose, r), append(strict, full)
+	}
+	for table, rows := range map[string][]row{"loose": loose, "strict": strict} {
+		text, err := json.Marshal(rows)
+		if err == nil {
+			_, err = conn.Exec(context.Background(), "DELETE FROM "+table)
+		}
+		if err == nil {
+			_, err = conn.Exec(context.Background(), "INSERT INTO "+table+" SELECT * FROM jsonb_populate_recordset(NULL::"+table+", $1::text::jsonb)", string(text))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func pointers[T any](values []T) (all []*T) {
+	for i := range values {
+		all = append(all, &values[i])
+	}
+	return all
+}
+
+// sortKey is a key of ORDER BY and what stands behind it.
+type sortKey struct{ column, direction string }
+
+// orders draws keys that make an order complete: id is always one of them.
+func orders(t *rapid.T) []sortKey {
+	var keys []sortKey
+	columns := rapid.Permutation([]string{"a", "b", "c"}).Draw(t, "columns")
+	columns = append(columns[:rapid.IntRange(0, 3).Draw(t, "keys")], "id")
+	for _, c := range columns {
+		keys = append(keys, sortKey{c, rapid.SampledFrom([]string{"", " ASC", " DESC"}).Draw(t, "direction") +
+			rapid.SampledFrom([]string{"", " NULLS FIRST", " NULLS LAST"}).Draw(t, "nulls")})
+	}
+	return keys
+}
+
+// paging is one query to be read in pages.
+type paging struct {
+	from, where, mode string
+	order             []sortKey
+	page              int
+	params            bool
+}
+
+func (p paging) check(t *rapid.T, conn *pgx.Conn) {
+	var columns, order []string
+	for _, k := range p.order {
+		columns = append(columns, k.column)
+		order = append(order, k.column+k.direction)
+	}
+	query := "SELECT " + strings.Join(columns, ", ") + " FROM " + p.from + p.where + " ORDER BY " + strings.Join(order, ", ")
+	whole := p.read(t, conn, query, nil)
+	var paged [][]string
+	next := query + fmt.Sprintf(" LIMIT %d", p.page)
+	var params []string
+	for {
+		rows := p.read(t, conn, next, params)
+		paged = append(paged, rows...)
+		if len(rows) < p.page || len(paged) > len(whole) {
+			break
+		}
+		var values []string
+		values, params = p.values(rows[len(rows)-1])
+		r := Rewrite(query+fmt.Sprintf(" LIMIT %d AFTER (%s)", p.page, strings.Join(values, ", ")), conforming)
+		if !r.Changed {
+			t.Fatalf("unchanged: %s (%v)", query, r.Refusal)
+		}
+		next = r.SQL
+	}
+	if !slices.EqualFunc(whole, paged, slices.Equal[[]string]) {
+		t.Fatalf("%s\nwhole %q\npaged %q\nlast page %s %q", query, whole, paged, next, params)
+	}
+}
+
+// values are the values of AFTER for a row, as literals or as parameters.
+func (p paging) values(row []string) (values, params []string) {
+	for i, v := range row {
+		switch {
+		case p.params:
+			values, params = append(values, fmt.Sprintf("$%d", i+1)), append(params, v)
+		case v == null:
+			values = append(values, "NULL")
+		default:
+			values = append(values, "'"+strings.ReplaceAll(v, "'", "''")+"'")
+		}
+	}
+	return values, params
+}
+
+// null stands for NULL among texts.
+const null = "\x00"
+
+// read runs a statement through Parse and Bind with all values as text.
+func (p paging) read(t *rapid.T, conn *pgx.Conn, sql string, params []string) (rows [][]string) {
+	ctx := context.Background()
+	pg := conn.PgConn()
+	if _, err := pg.Exec(ctx, "SET plan_cache_mode = "+p.mode).ReadAll(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pg.Prepare(ctx, "page", sql, nil); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	var values [][]byte
+	for _, v := range params {
+		if v == null {
+			values = append(values, nil)
+		} else {
+			values = append(values, []byte(v))
+		}
+	}
+	result := pg.ExecPrepared(ctx, "page", values, nil, nil).Read()
+	if result.Err != nil {
+		t.Fatalf("%s: %v", sql, result.Err)
+	}
+	for _, r := range result.Rows {
+		var row []string
+		for _, v := range r {
+			if v == nil {
+				row = append(row, null)
+			} else {
+				row = append(row, string(v))
+			}
+		}
+		rows = append(rows, row)
+	}
+	if err := pg.Deallocate(ctx, "page"); err != nil {
+		t.Fatal(err)
+	}
+	return rows
+}
+
+// TestPagesComeFromTheIndex looks at the plans PostgreSQL makes of rewritten queries.
+func TestPagesComeFromTheIndex(t *testing.T) {
+	t.Parallel()
+	conn := connect(t)
+	exec(t, conn, `
+		CREATE TABLE log (id text COLLATE "C" PRIMARY KEY, a int NOT NULL, n int, pad text);
+		INSERT INTO log SELECT lpad(i::text, 20, '0'), i / 10, i, repeat('x', 100) FROM generate_series(1, 100000) i;
+		CREATE INDEX ON log (a, id); CREATE INDEX ON log (n);
+		CREATE TABLE parts (id text COLLATE "C" PRIMARY KEY, ts timestamptz DEFAULT now()) PARTITION BY RANGE (id);
+		CREATE TABLE parts1 PARTITION OF parts FOR VALUES FROM (MINVALUE) TO ('00000000000000050000');
+		CREATE TABLE parts2 PARTITION OF parts FOR VALUES FROM ('00000000000000050000') TO (MAXVALUE);
+		INSERT INTO parts SELECT id FROM log;
+		CREATE TABLE base (id int PRIMARY KEY); CREATE TABLE child (CHECK (id > 0)) INHERITS (base);
+		ANALYZE log; ANALYZE parts`)
+	const value = "'00000000000000070000'"
+	for _, c := range []struct{ query, cond string }{
+		{"SELECT * FROM log ORDER BY id LIMIT 500 AFTER (" + value + ")", "(id > " + value + "::text)"},
+		{"SELECT * FROM log l ORDER BY l.id LIMIT 500 AFTER (" + value + ")", "(id > " + value + "::text)"},
+		{"SELECT * FROM log ORDER BY id DESC LIMIT 500 AFTER (" + value + ")", "(id < " + value + "::text)"},
+		{"SELECT * FROM log WHERE pad <> '' ORDER BY id LIMIT 500 AFTER (" + value + ") FOR UPDATE", "(id > " + value + "::text)"},
+		{"SELECT * FROM log ORDER BY n DESC LIMIT 500 AFTER (7)", "(n < 7)"},
+		{"SELECT * FROM log ORDER BY a, id LIMIT 500 AFTER (7000, " + value + ")", "(ROW(a, id) > ROW(7000, " + value + "::text))"},
+		{"SELECT * FROM log ORDER BY a DESC, id DESC LIMIT 500 AFTER (7000, " + value + ")", "(ROW(a, id) < ROW(7000, " + value + "::text))"},
+		{"SELECT * FROM log ORDER BY a, id DESC LIMIT 500 AFTER (7000, " + value + ")", "(a >= 7000)"},
+		{"SELECT * FROM parts ORDER BY id LIMIT 500 AFTER (" + value + ")", "(id > " + value + "::text)"},
+	} {
+		plan := explain(t, conn, mustRewrite(t, c.query))
+		if !strings.Contains(plan, "Index Cond: "+c.cond) {
+			t.Errorf("%s: no index condition %s\n%s", c.query, c.cond, plan)
+		}
+		if strings.Contains(c.query, "parts") && strings.Contains(plan, "parts1") {
+			t.Errorf("%s: reads a partition that the value excludes\n%s", c.query, plan)
+		}
+	}
+
+	exec(t, conn, "SET plan_cache_mode = force_generic_plan; PREPARE p AS "+mustRewrite(t, "SELECT * FROM log ORDER BY id LIMIT 500 AFTER ($1)"))
+	if plan := explain(t, conn, "EXECUTE p ('x')"); !strings.Contains(plan, "Index Cond: (id > $1)") {
+		t.Errorf("generic plan:\n%s", plan)
+	}
+	// The plan of a prepared statement follows the table: rows without a key appear as soon as there may be any.
+	exec(t, conn, "ALTER TABLE log DROP CONSTRAINT log_pkey; ALTER TABLE log ALTER id DROP NOT NULL; INSERT INTO log VALUES (NULL, 1)")
+	rows, err := conn.PgConn().Exec(context.Background(), "EXECUTE p ('00000000000000100000')").ReadAll()
+	if err != nil || len(rows[0].Rows) != 1 || rows[0].Rows[0][0] != nil {
+		t.Errorf("after DROP NOT NULL: %v %v", rows, err)
+	}
+	// A child table by inheritance may have NULLs where its parent has none.
+	if plan := explain(t, conn, mustRewrite(t, "SELECT * FROM base ORDER BY id LIMIT 5 AFTER (1)")); !strings.Contains(plan, "IS NULL") {
+		t.Errorf("a parent's NOT NULL was believed:\n%s", plan)
+	}
+}
+
+func explain(t *testing.T, conn *pgx.Conn, sql string) string {
+	t.Helper()
+	rows, err := conn.Query(context.Background(), "EXPLAIN "+sql, pgx.QueryExecModeSimpleProtocol)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return strings.Join(lines, "\n")
+}
