@@ -130,7 +130,7 @@ BEGIN
             END IF;
             PERFORM pg_catalog.set_config('lock_timeout', timeout_before, true);
             RETURN;
-        EXCEPTION WHEN lock_not_available THEN
+        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
             PERFORM pg_catalog.pg_sleep(0.2);
         END;
     END LOOP;

@@ -12,6 +12,7 @@ DECLARE
     rel    regclass := pg_catalog.to_regclass(shown);
     schema name := coalesce(stream_schema, pg_catalog.current_schema());
     probe  text;
+    cols   text;
 BEGIN
     IF rel IS NULL THEN
         RAISE EXCEPTION 'relation "%" does not exist', CASE WHEN table_schema IS NULL THEN table_name ELSE table_schema || '.' || table_name END
@@ -33,9 +34,15 @@ BEGIN
     PERFORM koldstore.check_stream_options(options);
     PERFORM koldstore.check_table(current_user, rel);
 
-    -- The probe has the table's name, so that the predicate may use it as a qualifier.
+    -- The probe has the table's name, so that the predicate may use it as a qualifier. Its columns are spelled out: LIKE would
+    -- lock the table weakly, and a strong lock is asked for later on, which is how deadlocks with TRUNCATE and DDL are made.
     SELECT c.relname INTO probe FROM pg_catalog.pg_class c WHERE c.oid = rel;
-    EXECUTE pg_catalog.format('CREATE TEMPORARY TABLE %I (LIKE %s)', probe, rel);
+    SELECT pg_catalog.string_agg(pg_catalog.format('%I %s%s', a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod),
+               CASE WHEN a.attcollation <> t.typcollation THEN ' COLLATE ' || a.attcollation::pg_catalog.regcollation::text ELSE '' END), ', ' ORDER BY a.attnum)
+    INTO cols
+    FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+    WHERE a.attrelid = rel AND a.attnum > 0 AND NOT a.attisdropped;
+    EXECUTE pg_catalog.format('CREATE TEMPORARY TABLE %I (%s)', probe, cols);
     EXECUTE pg_catalog.format(E'CREATE INDEX koldproxy_probe ON pg_temp.%I ((1)) WHERE /*koldstore:when*/(%s\n)', probe, predicate);
     INSERT INTO koldstore.command (verb, args)
     VALUES ('create_stream', pg_catalog.jsonb_build_object('schema', schema, 'name', stream_name, 'table', rel::oid,
