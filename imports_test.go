@@ -66,6 +66,10 @@ var architecture = map[string]rule{
 		},
 		why: "the only importer of an MQTT library",
 	},
+	"changefeed/feedtest": {
+		allowed: []string{"github.com/jackc/pgx/v5"},
+		why:     "validators and random histories for tests, here and in applications",
+	},
 	"coldstore": {
 		allowed: []string{
 			module, "github.com/jackc/pgx/v5", "github.com/apache/arrow-go/v18", "github.com/RoaringBitmap/roaring/v2",

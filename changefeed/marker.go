@@ -45,12 +45,25 @@ func (t *Target) begin(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence,
 		return fmt.Errorf("read a marker: unknown kind %q", kind)
 	}
 	if errors.Is(err, pgx.ErrNoRows) {
-		return nil // it has been dropped again
+		return t.refuseIfInvisible(ctx, tx, c) // it has been dropped again
 	}
 	if err != nil {
 		return fmt.Errorf("begin %s %d: %w", kind, subject, err)
 	}
 	t.forget()
+	return nil
+}
+
+// refuseIfInvisible fails while the transaction that wrote the marker is not visible, which happens only if it waits for the
+// applier itself (see waitUntilVisible). Passing over it would lose the stream's beginning for good.
+func (t *Target) refuseIfInvisible(ctx context.Context, tx pgx.Tx, c *koldproxy.Change) error {
+	var visible bool
+	if err := tx.QueryRow(ctx, visibleSQL, []int64{int64(c.XID)}).Scan(&visible); err != nil {
+		return fmt.Errorf("look at a marker's transaction: %w", err)
+	}
+	if !visible {
+		return errors.New("a stream or managed table cannot begin: its transaction waits for koldproxy as a synchronous standby")
+	}
 	return nil
 }
 

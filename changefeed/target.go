@@ -24,6 +24,8 @@ type Target struct {
 	seen    map[*koldproxy.Relation]bool
 	tidied  bool  // abandoned seed jobs have been looked for
 	done    tally // in the transaction that is open
+
+	isStandby bool // the server counts the applier as a synchronous standby
 }
 
 // NewTarget makes a Target. Nil metrics count into the void.
@@ -43,7 +45,7 @@ func NewTarget(cfg Config, log zerolog.Logger, metrics *Metrics) (*Target, error
 func (t *Target) Reset() {
 	t.forget()
 	t.seen = make(map[*koldproxy.Relation]bool)
-	t.done = tally{}
+	t.done, t.isStandby = tally{}, false
 }
 
 // forget makes the next use of the catalog load it.
@@ -63,7 +65,7 @@ func (t *Target) Committed() {
 // Apply writes what changes mean into tx, in their order. It takes one position from seqs for each key that a change touches.
 // The session must render dates in ISO style and UTC. After an error tx is of no use any more and Reset is due.
 func (t *Target) Apply(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, changes []koldproxy.Change) error {
-	if err := waitUntilVisible(ctx, tx, changes); err != nil {
+	if err := t.waitUntilVisible(ctx, tx, changes); err != nil {
 		return err
 	}
 	for len(changes) > 0 {
