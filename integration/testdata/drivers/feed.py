@@ -40,11 +40,8 @@ def main(dsn, table, stream):
             out["binary"] = drain(lambda q, p: cur.execute(q, p), table)
         with psycopg.ClientCursor(conn) as cur:
             out["interpolated by the client"] = drain(lambda q, p: cur.execute(q, p), table)
-        with conn.pipeline():
+        with conn.pipeline(), conn.transaction():  # outside of a block a pipeline is one transaction without savepoints
             out["pipeline"] = drain(conn.execute, table)
-        with conn.transaction(), conn.cursor(name="server_side") as cur:
-            cur.execute(FEED, (table, 0, 1000))
-            out["cursor"] = [[str(r[0]), *r[1:]] for r in cur]
 
         out["tags"] = []
         name = stream + "_py"
