@@ -29,8 +29,10 @@ func (s *session) relayAuthentication() error {
 			s.keepKey(body) // before the client has it: it may cancel at once
 		}
 		s.tracker.received(typ, body)
-		if err := s.toClient(message); err != nil {
-			return err
+		if typ != msgAuth || !isNegotiated(body) {
+			if err := s.toClient(message); err != nil {
+				return err
+			}
 		}
 		s.back.r += len(message)
 		switch {
@@ -38,12 +40,31 @@ func (s *session) relayAuthentication() error {
 			return errRefused
 		case typ == msgReady:
 			return nil
+		case typ == msgAuth && isNegotiated(body):
+			if err := s.toClient(fatal(koldproxy.CodeFeatureNotSupported, "koldproxy cannot relay GSSAPI or SSPI authentication")); err != nil {
+				return err
+			}
+			return errRefused
 		case typ == msgAuth && asksClient(body):
 			if err := s.relayPassword(); err != nil {
 				return err
 			}
 		}
 	}
+}
+
+// isNegotiated says whether an authentication message begins GSSAPI or SSPI, whose tickets are made out to the host that
+// the client connected to, which is not the server.
+func isNegotiated(body []byte) bool {
+	const (
+		gss  = 7
+		sspi = 9
+	)
+	if len(body) < 4 {
+		return false
+	}
+	kind := binary.BigEndian.Uint32(body)
+	return kind == gss || kind == sspi
 }
 
 // asksClient says whether an authentication message waits for an answer: all but Ok and SASLFinal.

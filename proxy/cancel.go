@@ -78,7 +78,7 @@ func (s *session) keepKey(body []byte) {
 
 // cancelRequest is the packet that a client would send to cancel what the session does.
 func cancelRequest(process [4]byte, key []byte) []byte {
-	request := binary.BigEndian.AppendUint32(nil, uint32(12+len(key))) //nolint:gosec // at most 268
+	request := binary.BigEndian.AppendUint32(nil, uint32(12+len(key)))
 	request = binary.BigEndian.AppendUint32(request, codeCancel)
 	return append(append(request, process[:]...), key...)
 }

@@ -237,7 +237,7 @@ func (c *conversation) queryOutcome(round int) (outcome, error) {
 				o.failed, o.demand = ev.message, demand
 				continue
 			}
-			err = c.hold.write(ev.message)
+			err = c.letGo(ev)
 		case msgReady:
 			if o.demand != nil {
 				return o, nil
@@ -246,10 +246,7 @@ func (c *conversation) queryOutcome(round int) (outcome, error) {
 			return o, c.succeed(ev.message, ev.message[headerLen] == 'T')
 		default: // the server wants copy data: the client has to have a say
 			o.done = true
-			if err = c.hold.write(ev.message); err == nil {
-				err = c.hold.release()
-			}
-			return o, err
+			return o, c.letGo(ev)
 		}
 		if err != nil {
 			return o, err
@@ -268,11 +265,19 @@ func (c *conversation) executeOutcome(round int) (outcome, error) {
 		if demand, ok := c.demanded(ev.message, round); ok {
 			return outcome{failed: ev.message, demand: demand}, nil
 		}
-		return outcome{done: true}, c.hold.write(ev.message)
+		return outcome{done: true}, c.letGo(ev)
 	case msgCopyIn, msgCopyBoth:
-		return outcome{done: true}, c.hold.write(ev.message)
+		return outcome{done: true}, c.letGo(ev)
 	}
 	return outcome{done: true}, c.succeed(ev.message, c.block)
+}
+
+// letGo gives up holding: there will be no repeat.
+func (c *conversation) letGo(ev event) error {
+	if err := c.hold.write(ev.message); err != nil {
+		return err
+	}
+	return c.hold.release()
 }
 
 // await hands the server's answer to hold until a message of one of the types in ends.
@@ -286,7 +291,9 @@ func (c *conversation) await(ends string) (event, error) {
 		case 0:
 			err = c.session.pull()
 		case msgNotification, msgParameterStatus:
-			err = c.hold.keep(ev.message)
+			if ev.message != nil {
+				err = c.hold.keep(ev.message)
+			}
 		default:
 			return ev, nil
 		}
@@ -298,6 +305,9 @@ func (c *conversation) await(ends string) (event, error) {
 
 // demanded reads the demand out of an ErrorResponse, if it is one that can be met: nothing of the answer has gone out.
 func (c *conversation) demanded(message []byte, round int) (json.RawMessage, bool) {
+	if message == nil {
+		return nil, false
+	}
 	fs, ok := parseFields(message[headerLen:])
 	if !ok || fs.get(fieldCode) != koldproxy.CodeProxyNeeded {
 		return nil, false

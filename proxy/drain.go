@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"runtime/debug"
 	"time"
 
@@ -34,7 +35,7 @@ func (g *group) leave(s *session) {
 }
 
 // drain tells all sessions to end at their next idle moment, waits for them until DrainTimeout, and cuts the rest.
-func (g *group) drain() {
+func (g *group) drain(ctx context.Context) {
 	g.mu.Lock()
 	g.draining = true
 	if len(g.sessions) == 0 {
@@ -61,7 +62,7 @@ func (g *group) drain() {
 	var cutting errgroup.Group
 	cutting.SetLimit(g.server.cfg.MaxCancels)
 	for _, s := range rest {
-		cutting.Go(func() error { s.cut(); return nil })
+		cutting.Go(func() error { s.cut(ctx); return nil })
 	}
 	_ = cutting.Wait()
 	<-g.idle

@@ -332,7 +332,7 @@ func (s *session) serverGone(err error) {
 }
 
 // event is a message of the server at which relayServer stopped, as the client is to see it. The zero event means that
-// more bytes are needed.
+// more bytes are needed; an event without a message is one that is too large to keep, and goes through with what follows.
 type event struct {
 	typ     byte
 	message []byte
@@ -367,7 +367,13 @@ func (s *session) relayServer(write func([]byte) error, stops string) (event, er
 			continue
 		}
 		typ, total := b[0], int64(size)+1
-		stop := contains(stops, typ) && total <= int64(s.server.cfg.HoldBytes)
+		stop := contains(stops, typ)
+		if stop && total > int64(s.server.cfg.HoldBytes) {
+			s.answered(typ, nil)
+			err := flush()
+			s.backRest = total
+			return event{typ: typ}, err
+		}
 		var body []byte
 		if stop || s.wantsBody(typ, total) {
 			if int64(len(b)) < total {

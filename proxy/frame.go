@@ -55,7 +55,7 @@ func appendMessage(dst []byte, typ byte, parts ...[]byte) []byte {
 		size += len(p)
 	}
 	dst = append(dst, typ)
-	dst = binary.BigEndian.AppendUint32(dst, uint32(size)) //nolint:gosec // callers bound the parts far below 2 GB
+	dst = binary.BigEndian.AppendUint32(dst, uint32(size))
 	for _, p := range parts {
 		dst = append(dst, p...)
 	}
@@ -85,7 +85,7 @@ func appendBind(dst []byte, portal, statement string, args ...[]byte) []byte {
 	body = append(body, 0, 0) // parameter formats: all text
 	body = binary.BigEndian.AppendUint16(body, uint16(len(args)))
 	for _, a := range args {
-		body = binary.BigEndian.AppendUint32(body, uint32(len(a))) //nolint:gosec // bounded by HoldBytes and the fulfiller
+		body = binary.BigEndian.AppendUint32(body, uint32(len(a)))
 		body = append(body, a...)
 	}
 	body = append(body, 0, 0) // result formats: all text

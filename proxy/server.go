@@ -99,7 +99,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	case err = <-failed:
 		accepting = false
 	}
-	g.drain() // clients that come meanwhile are told so, and cancel requests still work
+	g.drain(context.WithoutCancel(ctx)) // clients that come meanwhile are told so, and cancel requests still work
 	_ = ln.Close()
 	if accepting {
 		<-failed
@@ -140,10 +140,10 @@ func (g *group) accept(ctx context.Context, ln net.Listener) error {
 			backoff = minBackoff
 			g.admit(ctx, conn)
 		case errors.Is(err, net.ErrClosed):
-			if ctx.Err() != nil {
-				return nil
+			if ctx.Err() == nil {
+				return fmt.Errorf("accept on %s: %w", ln.Addr(), err)
 			}
-			return fmt.Errorf("accept on %s: %w", ln.Addr(), err)
+			return nil // Serve has closed the listener
 		default:
 			g.server.log.Warn().Err(err).Msg("cannot accept")
 			time.Sleep(backoff)

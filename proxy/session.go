@@ -210,7 +210,7 @@ func (s *session) drain() {
 
 // cut ends the session whatever it is doing: it cancels the running statement, lets pumpServer say goodbye at the next
 // boundary between messages, and closes both sides if that does not come.
-func (s *session) cut() {
+func (s *session) cut(ctx context.Context) {
 	s.cancelDemand()
 	s.mu.Lock()
 	s.severed, s.over = true, true
@@ -220,7 +220,7 @@ func (s *session) cut() {
 	}
 	s.mu.Unlock()
 	if key != nil {
-		ctx, stop := context.WithTimeout(context.Background(), cutGrace)
+		ctx, stop := context.WithTimeout(ctx, cutGrace)
 		defer stop()
 		_ = s.server.sendCancel(ctx, cancelRequest(s.process, key))
 	}

@@ -231,6 +231,41 @@ func TestHeldAnswerTooLarge(t *testing.T) {
 	}
 }
 
+func TestDemandsWithoutEnd(t *testing.T) {
+	t.Parallel()
+	f := &fakeFulfiller{}
+	p := startProxy(t, func(_ *Config, d *Deps) { d.Fulfiller = f })
+	direct := p.cluster.TestDatabase(t)
+	p.prepare(t, direct, standIn)
+	conn := connect(t, p.dsn(t, direct))
+	for i, mode := range []pgx.QueryExecMode{pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeExec} {
+		_, err := conn.Exec(within(t), "SELECT koldstore.changes_since(1000)", mode)
+		if e, ok := errors.AsType[*pgconn.PgError](err); !ok || e.Code != koldproxy.CodeProxyNeeded {
+			t.Errorf("%v", err)
+		}
+		if got := f.count(); got != (i+1)*maxRounds {
+			t.Errorf("%d demands", got)
+		}
+	}
+}
+
+// TestHugeError: an error that cannot be held goes through, and the session goes on.
+func TestHugeError(t *testing.T) {
+	t.Parallel()
+	p := startProxy(t, func(c *Config, d *Deps) { c.HoldBytes, d.Fulfiller = 100_000, &fakeFulfiller{} })
+	direct := p.cluster.TestDatabase(t)
+	p.prepare(t, direct, standIn+`CREATE FUNCTION huge() RETURNS int LANGUAGE plpgsql AS $$
+		BEGIN RAISE EXCEPTION '%', repeat('x', 1000000) USING ERRCODE = 'KS003', DETAIL = '{"kind":"cold_page"}'; END $$`)
+	conn := connect(t, p.dsn(t, direct))
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeExec} {
+		_, err := conn.Exec(within(t), "SELECT huge() FROM koldstore.changes_since(0) RIGHT JOIN (SELECT 1) x ON true", mode)
+		if e, ok := errors.AsType[*pgconn.PgError](err); !ok || len(e.Message) != 1_000_000 {
+			t.Errorf("%.200v", err)
+		}
+		mustExec(t, conn, "SELECT 1")
+	}
+}
+
 func TestNoFulfillerMeansAClearError(t *testing.T) {
 	t.Parallel()
 	p := startProxy(t)
@@ -569,11 +604,7 @@ func TestUnixSockets(t *testing.T) {
 	p := startProxy(t, func(c *Config, _ *Deps) {
 		c.Upstream = fmt.Sprintf("unix:%s/.s.PGSQL.%d", cluster.SocketDir, cluster.Port)
 	})
-	dir, err := os.MkdirTemp("", "kp")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
+	dir := t.TempDir()
 	path := filepath.Join(dir, ".s.PGSQL.1")
 	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	if err != nil {

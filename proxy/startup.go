@@ -18,7 +18,7 @@ const (
 	codeSSL       = 80877103
 	codeGSSENC    = 80877104
 	minStartup    = 8
-	maxStartup    = 10_000 // PostgreSQL's own limit
+	maxStartup    = 10_004 // PostgreSQL takes 10000 bytes behind the length
 	tlsHandshake  = 0x16   // first byte of a TLS record: direct TLS, which PostgreSQL 15 does not know either
 	protocolMajor = 3
 )

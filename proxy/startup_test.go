@@ -125,7 +125,7 @@ func firstAnswers(t *testing.T, dsn string, send [][]byte, piece int) string {
 		if i < len(send)-1 {
 			if len(w.in.buffered()) == 0 {
 				if err := w.in.fill(bufferSize); err != nil {
-					return "closed early"
+					return "early " + ending(err)
 				}
 			}
 			got = append(got, string(w.in.buffered()[:1]))
@@ -137,7 +137,7 @@ func firstAnswers(t *testing.T, dsn string, send [][]byte, piece int) string {
 		b := w.in.buffered()
 		if len(b) == 0 {
 			if err := w.in.fill(bufferSize); err != nil {
-				return strings.Join(append(got, "end"), "\n")
+				return strings.Join(append(got, ending(err)), "\n")
 			}
 			continue
 		}
@@ -153,7 +153,7 @@ func firstAnswers(t *testing.T, dsn string, send [][]byte, piece int) string {
 		}
 		message, err := w.read()
 		if err != nil {
-			return strings.Join(append(got, "end"), "\n")
+			return strings.Join(append(got, ending(err)), "\n")
 		}
 		got = append(got, showMessage(message))
 		if message[0] == 'R' {
@@ -200,4 +200,11 @@ func TestParseStartup(t *testing.T) {
 			t.Errorf("%s: got %+v, want %+v", c.name, got, c.want)
 		}
 	}
+}
+
+func ending(err error) string {
+	if isEOF(err) || isReset(err) {
+		return "end"
+	}
+	return err.Error()
 }
