@@ -48,18 +48,25 @@ func (a *admin) flags(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&a.json, "json", false, "print JSON")
 }
 
-// open reads the configuration and connects to the database that is meant.
+// config reads the configuration and decides which database is meant.
+func (a *admin) config() (c *config, database string, err error) {
+	if c, err = loadValid(a.opts); err != nil {
+		return nil, "", err
+	}
+	if a.database != "" {
+		return c, a.database, nil
+	}
+	if len(c.Postgres.Databases) != 1 {
+		return nil, "", usageError{fmt.Errorf("say --database: the configuration names %d", len(c.Postgres.Databases))}
+	}
+	return c, c.Postgres.Databases[0], nil
+}
+
+// open connects to the database that is meant.
 func (a *admin) open(ctx context.Context) (*pgx.Conn, error) {
-	c, err := loadValid(a.opts)
+	c, database, err := a.config()
 	if err != nil {
 		return nil, err
-	}
-	database := a.database
-	if database == "" {
-		if len(c.Postgres.Databases) != 1 {
-			return nil, usageError{fmt.Errorf("say --database: the configuration names %d", len(c.Postgres.Databases))}
-		}
-		database = c.Postgres.Databases[0]
 	}
 	return c.connect(ctx, database)
 }

@@ -115,7 +115,8 @@ func (db *database) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	var active bool
-	err := db.pool.QueryRow(ctx, `SELECT coalesce(bool_or(s.active), false) FROM koldstore.checkpoint c
+	// While a slot is being created it counts as active, but what is committed by then will never be decoded.
+	err := db.pool.QueryRow(ctx, `SELECT coalesce(bool_or(s.active AND s.confirmed_flush_lsn IS NOT NULL), false) FROM koldstore.checkpoint c
 		JOIN pg_catalog.pg_replication_slots s ON s.slot_name = c.slot_name`).Scan(&active)
 	if err != nil {
 		return fmt.Errorf("database %s: %w", db.name, err)

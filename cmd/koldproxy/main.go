@@ -91,6 +91,7 @@ func newRootCommand() *cobra.Command {
 		newFlushCommand(opts),
 		newRetentionCommand(opts),
 		newSegmentsCommand(opts),
+		newVerifyCommand(opts),
 		newTailCommand(opts),
 		newConfigCommand(opts),
 		newVersionCommand(),

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -180,17 +181,48 @@ func TestServeAndItsAdminCommands(t *testing.T) {
 	}
 	i.must("retention", "notes", "none")
 
+	if out := i.must("verify", "notes"); !strings.Contains(out, "notes: 1 segments, 20 rows, no problem") {
+		t.Errorf("verify says %s", out)
+	}
+	damage(t, filepath.Join(filepath.Dir(i.socket), "cold"))
+	if code, out := i.koldproxy("verify", "notes"); code != exitFailed || !strings.Contains(out, segments[0].Segment) {
+		t.Errorf("verify of a damaged segment: exit code %d, %s", code, out)
+	}
+
 	for _, wrong := range [][]string{
 		{"flush", "nowhere"},
 		{"segments", "nowhere"},
-		{"retention", "notes", "-1 day"},
+		{"retention", "notes", "0 days"},
 		{"tail", "nowhere"},
+		{"verify", "nowhere"},
 	} {
 		if code, _ := i.koldproxy(wrong...); code != exitFailed {
 			t.Errorf("%q: exit code %d, want %d", wrong, code, exitFailed)
 		}
 	}
 	p.stop(syscall.SIGTERM)
+}
+
+// damage changes one byte in the middle of the only object of a cold store.
+func damage(t *testing.T, dir string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		raw[len(raw)/2] ^= 1
+		if err := os.Chmod(path, 0o600); err != nil {
+			return err
+		}
+		return os.WriteFile(path, raw, 0o600)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestTailPrintsOldAndNewEvents(t *testing.T) {

@@ -75,8 +75,8 @@ func readStatus(ctx context.Context, c *config, database string) (databaseStatus
 	if err := conn.QueryRow(ctx, "SELECT koldstore.async_mirror_status()").Scan(&s.Applier); err != nil {
 		return s, fmt.Errorf("read the applier's status: %w", err)
 	}
-	rows, err := conn.Query(ctx, `SELECT koldstore.table_status(table_oid::regclass) FROM koldstore.managed_table
-		WHERE to_regclass(table_oid::regclass::text) IS NOT NULL ORDER BY schema_name, table_name`)
+	rows, err := conn.Query(ctx, `SELECT koldstore.table_status(table_oid::regclass) FROM koldstore.managed_table m
+		WHERE EXISTS (SELECT FROM pg_class c WHERE c.oid = m.table_oid) ORDER BY schema_name, table_name`)
 	if err != nil {
 		return s, err
 	}
