@@ -259,6 +259,6 @@ func (r *rewriter) supported(f *frame, at int) *koldproxy.Error {
 // unsupported is the refusal of an AFTER that is clear to PostgreSQL's grammar but not in its meaning.
 func (r *rewriter) unsupported(at int, message string) *koldproxy.Error {
 	return koldproxy.Errorf(koldproxy.CodeFeatureNotSupported, "%s", message).
-		WithHint("AFTER pages over SELECT … FROM … WHERE … ORDER BY columns LIMIT n; put anything else into a sub-select in FROM.").
+		WithHint("AFTER pages over SELECT ... FROM ... WHERE ... ORDER BY columns LIMIT n; put anything else into a sub-select in FROM.").
 		At(r.chars.position(r.tokens[at].start))
 }

@@ -36,7 +36,7 @@ func NeedsLook(body []byte) bool {
 	return false
 }
 
-// mentionsDemanding searches a text that cannot be scanned.
+// mentionsDemanding is the answer for a text whose tokens are not known.
 func mentionsDemanding(sql string) bool {
 	for i := range len(sql) {
 		for _, w := range demanding {

@@ -2,7 +2,11 @@ package rewrite
 
 import (
 	"context"
-	_ "embed"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -12,10 +16,25 @@ import (
 
 func TestMain(m *testing.M) { localpg.Main(m) }
 
-// keyMayBeNull is the one function of the catalog that rewritten queries call.
-//
-//go:embed testdata/key_may_be_null.sql
-var keyMayBeNull string
+// keyMayBeNull is the one function of the catalog that rewritten queries call, as the migrations define it.
+var keyMayBeNull = sync.OnceValues(func() (string, error) {
+	const head, tail = "CREATE FUNCTION koldstore.key_may_be_null", "END $$;"
+	files, err := filepath.Glob("../migrations/sql/*.sql")
+	if err != nil {
+		return "", err
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			return "", err
+		}
+		if _, body, ok := strings.Cut(string(text), head); ok {
+			body, _, _ = strings.Cut(body, tail)
+			return head + body + tail, nil
+		}
+	}
+	return "", errors.New("the migrations have no koldstore.key_may_be_null")
+})
 
 // conforming are the options of an ordinary session.
 var conforming = Options{ConformingStrings: true, ClientEncoding: "UTF8"}
@@ -29,8 +48,12 @@ func connect(t testing.TB) *pgx.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	function, err := keyMayBeNull()
+	if err != nil {
+		t.Fatal(err)
+	}
 	exec(t, conn, "CREATE SCHEMA koldstore")
-	exec(t, conn, keyMayBeNull)
+	exec(t, conn, function)
 	return conn
 }
 

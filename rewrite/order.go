@@ -114,7 +114,7 @@ func (r *rewriter) afterValues(keys []orderKey, at, end int) *koldproxy.Error {
 		}
 		if i == start {
 			return koldproxy.Errorf(koldproxy.CodeSyntaxError, `syntax error at or near "%s"`, r.text(i)).
-				WithHint("AFTER takes a value for each key of ORDER BY: AFTER ('value'[, …]).").At(r.chars.position(r.tokens[i].start))
+				WithHint("AFTER takes a value for each key of ORDER BY: AFTER ('value'[, ...]).").At(r.chars.position(r.tokens[i].start))
 		}
 		if n < len(keys) {
 			keys[n].value = span{r.tokens[start].start, r.tokens[i-1].end}

@@ -58,10 +58,9 @@ type Statement struct {
 // Rewrite replaces koldproxy's statements in sql. It is safe for concurrent use. The result may share memory with sql
 // and with nothing else.
 func Rewrite(sql string, opts Options) Result {
-	unchanged := Result{SQL: sql}
+	unchanged := Result{SQL: sql, MayDemand: mentionsDemanding(sql)}
 	enc := encodingNamed(opts.ClientEncoding)
 	if len(sql) > MaxTextBytes || enc == unsafeQuotes || !enc.valid(sql) || !scansInTime(sql) {
-		unchanged.MayDemand = mentionsDemanding(sql)
 		return unchanged
 	}
 	src, ok := scan(sql)
@@ -69,7 +68,6 @@ func Rewrite(sql string, opts Options) Result {
 		return unchanged
 	}
 	if !opts.ConformingStrings && src.hasBackslash() {
-		unchanged.MayDemand = mentionsDemanding(sql)
 		return unchanged
 	}
 	unchanged.MayDemand = src.callsDemanding()

@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	createStreamGrammar = "CREATE STREAM [IF NOT EXISTS] [schema.]name ON [schema.]table WHEN ( expression ) [WITH ( option = value, … )]"
+	createStreamGrammar = "CREATE STREAM [IF NOT EXISTS] [schema.]name ON [schema.]table WHEN ( expression ) [WITH ( option = value, ... )]"
 	dropStreamGrammar   = "DROP STREAM [IF EXISTS] [schema.]name"
 	codeUndefinedParam  = "42P02"
 )
