@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-
 	"github.com/koldproxy/koldproxy"
 	"github.com/koldproxy/koldproxy/internal/localpg"
 	"github.com/koldproxy/koldproxy/walapply"
@@ -182,19 +181,13 @@ func TestUnknownOutcomeOfACommit(t *testing.T) {
 		CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON recorded DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION slow()`)
 	d.startStreaming(&recorder{})
 	d.exec(`INSERT INTO t VALUES (1)`)
-	var cut func()
-	cut = func() {
-		// While COMMIT runs the deferred trigger, make the applier believe that the connection is gone: its walsender and
-		// its session of the leader's lock end, and with them its leadership.
-		d.await("the commit", func() bool {
-			return query[bool](d, `SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database()
-				AND application_name = 'koldproxy apply' AND query ILIKE 'commit%' AND state = 'active'`)
-		})
-		d.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'koldproxy leader'`)
-	}
-	cut()
+	d.await("the commit", func() bool {
+		return query[bool](d, `SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database()
+			AND application_name = 'koldproxy apply' AND query ILIKE 'commit%' AND state = 'active'`)
+	})
+	// Losing the leader's session cancels the COMMIT that is under way.
+	d.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'koldproxy leader'`)
 	d.exec(`INSERT INTO t VALUES (2)`)
 	d.awaitApplied()
 	d.equal(d.lines(), []string{"INSERT t (1)", "INSERT t (2)"})
 }
-

@@ -13,12 +13,12 @@ import (
 // wire writes pgoutput messages.
 type wire []byte
 
-func (w wire) u8(b ...byte) wire     { return append(w, b...) }
-func (w wire) u16(n uint16) wire     { return binary.BigEndian.AppendUint16(w, n) }
-func (w wire) u32(n uint32) wire     { return binary.BigEndian.AppendUint32(w, n) }
-func (w wire) u64(n uint64) wire     { return binary.BigEndian.AppendUint64(w, n) }
-func (w wire) cstr(s string) wire    { return append(append(w, s...), 0) }
-func (w wire) text(s string) wire    { return append(w.u8('t').u32(uint32(len(s))), s...) }
+func (w wire) u8(b ...byte) wire  { return append(w, b...) }
+func (w wire) u16(n uint16) wire  { return binary.BigEndian.AppendUint16(w, n) }
+func (w wire) u32(n uint32) wire  { return binary.BigEndian.AppendUint32(w, n) }
+func (w wire) u64(n uint64) wire  { return binary.BigEndian.AppendUint64(w, n) }
+func (w wire) cstr(s string) wire { return append(append(w, s...), 0) }
+func (w wire) text(s string) wire { return append(w.u8('t').u32(uint32(len(s))), s...) }
 func (w wire) add(parts ...wire) (r wire) {
 	r = w
 	for _, p := range parts {

@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/rs/zerolog"
 
 	"github.com/koldproxy/koldproxy"
 	"github.com/koldproxy/koldproxy/internal/localpg"
+	"github.com/koldproxy/koldproxy/migrations"
 	"github.com/koldproxy/koldproxy/walapply"
 )
 
@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	localpg.Main(m)
 }
 
-// database is a test database with the catalog, an empty publication, and a table for what the recorder sees.
+// database is a test database with the catalog and a table for what the recorder sees.
 type database struct {
 	t   testing.TB
 	dsn string
@@ -55,13 +55,9 @@ func (d *database) reconnect() {
 
 func (d *database) install() {
 	d.t.Helper()
-	catalog, err := os.ReadFile("../migrations/sql/001_catalog.sql")
-	if err != nil {
+	if err := migrations.Up(d.t.Context(), d.sql); err != nil {
 		d.t.Fatal(err)
 	}
-	up, _, _ := strings.Cut(string(catalog), "---- create above / drop below ----")
-	d.exec("CREATE SCHEMA koldstore;" + up)
-	d.exec(`CREATE PUBLICATION koldproxy FOR TABLE koldstore.wal_marker`)
 	d.exec(`CREATE TABLE recorded (seq bigint PRIMARY KEY, commit_lsn bigint, xid bigint, who text, token text, line text)`)
 }
 
@@ -183,7 +179,6 @@ type recorder struct {
 
 	mu                              sync.Mutex
 	resets, applies, commits, units int
-	columns                         map[*koldproxy.Relation]string // versions of relations seen, as text
 }
 
 func (r *recorder) count(n *int) int {
@@ -274,10 +269,4 @@ func (d *database) equal(got, want []string) {
 			d.t.Fatalf("change %d of %d/%d:\n got %s\nwant %s\nall: %q", i, len(got), len(want), g, w, got[:min(len(got), 50)])
 		}
 	}
-}
-
-// isCode says whether err carries a SQLSTATE.
-func isCode(err error, code string) bool {
-	pg, ok := err.(*pgconn.PgError)
-	return ok && pg.Code == code
 }
