@@ -85,6 +85,9 @@ func psqlError(e *pgconn.PgError) string {
 	if e.Hint != "" {
 		text += "HINT:  " + e.Hint + "\n"
 	}
+	if e.Where != "" {
+		text += "CONTEXT:  " + e.Where + "\n"
+	}
 	return text
 }
 
