@@ -128,9 +128,11 @@ func (s *Store) flushFile(ctx context.Context, t *managedTable, j *job, through 
 	if err != nil {
 		return false, fmt.Errorf("temporary file: %w", err)
 	}
-	defer func() {
-		err = errors.Join(err, temp.Close(), os.Remove(temp.Name()))
-	}()
+	defer func() { err = errors.Join(err, temp.Close()) }()
+	// Without a name from the beginning, so that nothing of it stays when the process is killed.
+	if err := os.Remove(temp.Name()); err != nil {
+		return false, fmt.Errorf("temporary file: %w", err)
+	}
 	sum, more, err := s.encode(ctx, t, segment, through, temp)
 	if err != nil || sum.rows == 0 {
 		return false, err
