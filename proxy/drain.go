@@ -58,7 +58,9 @@ func (g *group) drain(ctx context.Context) {
 		rest = append(rest, s)
 	}
 	g.mu.Unlock()
-	g.server.log.Warn().Int("sessions", len(rest)).Msg("drain timeout: cutting sessions")
+	if len(rest) > 0 {
+		g.server.log.Warn().Int("sessions", len(rest)).Msg("drain timeout: cutting sessions")
+	}
 	var cutting errgroup.Group
 	cutting.SetLimit(g.server.cfg.MaxCancels)
 	for _, s := range rest {

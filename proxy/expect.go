@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"strings"
 
 	"github.com/koldproxy/koldproxy"
@@ -89,7 +88,6 @@ func newTracker() *tracker {
 		portals:          map[string]*portal{},
 		demandStatements: map[string]bool{},
 		demandPortals:    map[string]bool{},
-		standardStrings:  true,
 	}
 }
 
@@ -98,6 +96,10 @@ func (t *tracker) idle() bool { return t.settled() && !t.copying && !t.skipping 
 
 // settled says that the server owes no answer.
 func (t *tracker) settled() bool { return t.head() == nil }
+
+// conforming says that standard_conforming_strings is known to be on for the next text. A change is reported only with
+// ReadyForQuery, so that nothing is known while statements are under way.
+func (t *tracker) conforming() bool { return t.standardStrings && t.settled() && t.executes == 0 }
 
 // wantsNames says whether sent needs the names in an extended message.
 func (t *tracker) wantsNames() bool { return t.named }
@@ -224,263 +226,4 @@ func (t *tracker) match(typ byte) *entry {
 		}
 	}
 	return nil
-}
-
-// origin says what a message of the server is about: the text that caused it, if that text matters, and which of its
-// statements.
-type origin struct {
-	text    *text
-	ordinal int
-}
-
-// needsBody says whether a message of the server has to be seen as a whole: because received wants it or because it may
-// have to be edited.
-func (t *tracker) needsBody(typ byte, size int) bool {
-	switch typ {
-	case msgReady, msgComplete, msgParameterStatus:
-		return size <= 1<<10
-	case msgError, msgNotice:
-		e := t.head()
-		return e != nil && t.textOf(e) != nil
-	}
-	return false
-}
-
-// textOf is the text that a message runs, nil if it does not matter.
-func (t *tracker) textOf(e *entry) *text {
-	if e.detail == nil {
-		return nil
-	}
-	switch e.kind {
-	case msgQuery, msgParse:
-		return e.text
-	case msgBind:
-		return t.statements[e.source]
-	case msgDescribe:
-		if e.target == 'S' {
-			return t.statements[e.name]
-		}
-		fallthrough
-	case msgExecute:
-		if p := t.portals[e.name]; p != nil {
-			return p.text
-		}
-	}
-	return nil
-}
-
-// received advances the conversation by one message of the server. body is the message's body if needsBody asked for it,
-// otherwise nil.
-func (t *tracker) received(typ byte, body []byte) origin {
-	switch typ {
-	case msgDataRow, 'd', msgNotification: // the many
-		return origin{}
-	case msgParameterStatus:
-		t.parameter(body)
-		return origin{}
-	case msgNotice:
-		return t.originOf(t.head())
-	case msgError:
-		o := t.originOf(t.head())
-		t.failed()
-		return o
-	case msgReady:
-		t.ready(body)
-		return origin{}
-	}
-	e := t.match(typ)
-	if e == nil {
-		return origin{}
-	}
-	e.answered = true
-	o := t.originOf(e)
-	switch typ {
-	case msgCopyIn, msgCopyBoth:
-		t.copyIn()
-	case msgComplete, msgEmpty, msgSuspended:
-		t.completed(e, typ, body)
-	case msgRowDescription, msgNoData:
-		if e.kind == msgDescribe {
-			t.queue.pop()
-		}
-	case msgParsed:
-		set(t.statements, e.detail, e.textOrNil())
-		t.queue.pop()
-	case msgBound:
-		t.bound(e.detail)
-		t.queue.pop()
-	case msgClosed:
-		t.closed(e.detail)
-		t.queue.pop()
-	}
-	return o
-}
-
-func (e *entry) textOrNil() *text {
-	if e.detail == nil {
-		return nil
-	}
-	return e.text
-}
-
-func (t *tracker) originOf(e *entry) origin {
-	if e == nil {
-		return origin{}
-	}
-	o := origin{text: t.textOf(e)}
-	if e.kind == msgQuery && o.text != nil {
-		o.ordinal = t.queue.done
-	}
-	return o
-}
-
-func set(m map[string]*text, d *detail, v *text) {
-	if d == nil {
-		return
-	}
-	if v == nil {
-		delete(m, d.name)
-	} else {
-		m[d.name] = v
-	}
-}
-
-func (t *tracker) bound(d *detail) {
-	t.binds++
-	if d == nil {
-		return
-	}
-	if st := t.statements[d.source]; st != nil {
-		t.portals[d.name] = &portal{text: st, bind: d.bind}
-	} else {
-		delete(t.portals, d.name)
-	}
-}
-
-func (t *tracker) closed(d *detail) {
-	switch {
-	case d == nil:
-	case d.target == 'S':
-		delete(t.statements, d.name)
-		delete(t.demandStatements, d.name)
-	default:
-		delete(t.portals, d.name)
-		delete(t.demandPortals, d.name)
-	}
-}
-
-func (t *tracker) completed(e *entry, typ byte, body []byte) {
-	t.executes++
-	if typ == msgComplete && body != nil {
-		t.tagged(string(bytes.TrimRight(body, "\x00")))
-	}
-	if e.kind == msgQuery {
-		t.queue.done++
-		return
-	}
-	if e.detail != nil {
-		if p := t.portals[e.name]; p != nil {
-			p.executed = true
-		}
-	}
-	t.queue.pop()
-}
-
-// tagged learns from a command tag what no other message says.
-func (t *tracker) tagged(tag string) {
-	switch tag {
-	case "BEGIN", "START TRANSACTION":
-		t.block = 'T'
-	case "COMMIT", "ROLLBACK", "PREPARE TRANSACTION": // ROLLBACK is the tag of ROLLBACK TO as well
-		t.block = '?'
-	case "DEALLOCATE ALL", "DISCARD ALL":
-		clear(t.statements)
-		clear(t.demandStatements)
-		if tag == "DISCARD ALL" {
-			clear(t.portals)
-			clear(t.demandPortals)
-		}
-	}
-}
-
-// failed handles an ErrorResponse.
-func (t *tracker) failed() {
-	t.copying = false
-	e := t.head()
-	switch {
-	case e == nil:
-		// In the middle of a batch (a timeout, say) it voids the rest; otherwise it is the server's farewell.
-		t.skipping = t.executes+t.binds > 0
-		return
-	case e.kind == msgQuery || e.kind == msgFunction || e.kind == msgSync:
-		e.answered = true
-		return
-	}
-	t.void()
-}
-
-// void drops what the server skips after an error in an extended message.
-func (t *tracker) void() {
-	t.skipping = true
-	for e := t.queue.front(); e != nil; e = t.queue.front() {
-		if e.kind == msgSync {
-			t.skipping = false
-			return
-		}
-		t.queue.pop()
-	}
-}
-
-// copyIn voids the Sync and Flush messages that the server will meet while it reads copy data.
-func (t *tracker) copyIn() {
-	t.copying = true
-	t.queue.filterTail(func(e entry) bool {
-		if !t.copying {
-			return true
-		}
-		switch e.kind {
-		case msgCopyDone:
-			t.copying = false
-			return false
-		case msgSync, msgFlush:
-			return false
-		}
-		return true
-	})
-}
-
-func (t *tracker) ready(body []byte) {
-	if e := t.match(msgReady); e != nil {
-		if e.kind == msgQuery { // it has destroyed them when it began
-			delete(t.statements, "")
-			delete(t.portals, "")
-		}
-		t.queue.pop()
-	} else if t.skipping {
-		t.skipping = false
-	}
-	t.copying = false
-	t.executes, t.binds = 0, 0
-	if len(body) != 1 {
-		return
-	}
-	t.status, t.block = body[0], body[0]
-	if t.status == 'I' && t.settled() { // portals end with their transaction
-		clear(t.portals)
-		clear(t.demandPortals)
-	}
-}
-
-func (t *tracker) parameter(body []byte) {
-	name, rest, ok := cString(body)
-	if !ok {
-		return
-	}
-	value, _, _ := cString(rest)
-	switch string(name) {
-	case "standard_conforming_strings":
-		t.standardStrings = string(value) == "on"
-	case "client_encoding":
-		t.clientEncoding = string(value)
-	}
 }

@@ -17,7 +17,7 @@ func (s *session) rewritten(sql []byte) (t *text, out string, changed bool) {
 	}
 	s.mu.Lock()
 	options := rewrite.Options{
-		ConformingStrings: s.tracker.standardStrings,
+		ConformingStrings: s.tracker.conforming(),
 		ClientEncoding:    s.tracker.clientEncoding,
 		StreamStats:       json.RawMessage("{}"),
 	}
@@ -107,9 +107,10 @@ var (
 	transactionWords = regexp.MustCompile(`(?i)\b(begin|start|commit|rollback|abort|savepoint|release|prepare|call|do)\b`)
 	endWords         = regexp.MustCompile(`(?i)\bend\b`)
 	caseWords        = regexp.MustCompile(`(?i)\bcase\b`)
-	// A single statement can commit only as the first word says.
-	procedural = regexp.MustCompile(`(?is)^(?:\s|;|--[^\n\r]*[\n\r]|/\*.*?\*/)*(call|do)\b`)
-	commits    = regexp.MustCompile(`(?i)\b(commit|rollback)\b`)
+	// A single statement can commit if it is a DO block that says so, or a CALL.
+	blocks  = regexp.MustCompile(`(?i)\bdo\b`)
+	commits = regexp.MustCompile(`(?i)\b(commit|rollback)\b`)
+	calls   = regexp.MustCompile(`(?is)^(?:\s|;|--[^\n\r]*[\n\r]|/\*.*?\*/)*call\b`)
 )
 
 // repeatable says whether a text may be run again after it has failed: nothing it did can have outlived the failure.
@@ -118,15 +119,13 @@ func repeatable(sql string) bool {
 		return !transactionWords.MatchString(sql) &&
 			len(endWords.FindAllStringIndex(sql, -1)) <= len(caseWords.FindAllStringIndex(sql, -1))
 	}
-	m := procedural.FindStringSubmatch(sql)
 	switch {
-	case m == nil:
-		return true
-	case strings.EqualFold(m[1], "do"):
-		return !commits.MatchString(sql)
-	default:
+	case blocks.MatchString(sql) && commits.MatchString(sql):
+		return false
+	case calls.MatchString(sql):
 		return strings.Contains(strings.ToLower(sql), "koldstore") // our own procedures never commit
 	}
+	return true
 }
 
 // isDemand says whether the DETAIL of a KS003 is a demand that a Fulfiller may understand.

@@ -98,3 +98,18 @@ func within(t testing.TB) context.Context {
 	t.Cleanup(cancel)
 	return ctx
 }
+
+func mustExec(t testing.TB, conn *pgx.Conn, sql string) {
+	t.Helper()
+	if _, err := conn.PgConn().Exec(within(t), sql).ReadAll(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// prepare runs SQL directly, in a session of its own.
+func (p *proxied) prepare(t testing.TB, direct, sql string) {
+	t.Helper()
+	conn := connect(t, direct)
+	mustExec(t, conn, sql)
+	_ = conn.Close(within(t))
+}

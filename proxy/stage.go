@@ -1,0 +1,243 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/koldproxy/koldproxy"
+)
+
+const (
+	// reserved is the name of statements, portals and the savepoint that koldproxy adds to a session. They are gone again
+	// before the client gets its answer.
+	reserved = "koldproxy.demand"
+	// spoiler is the name of a portal that does not exist: executing it makes the server fail.
+	spoiler = "koldproxy.demand_failed"
+)
+
+// step is SQL of koldproxy's own, as messages and as the answers that they have.
+type step struct {
+	messages []byte
+	answers  string
+}
+
+func (st *step) sql(sql string, args ...[]byte) {
+	st.messages = appendParse(st.messages, reserved, sql)
+	st.messages = appendBind(st.messages, reserved, reserved, args...)
+	st.messages = appendExecute(st.messages, reserved)
+	st.messages = appendClose(st.messages, 'P', reserved)
+	st.messages = appendClose(st.messages, 'S', reserved)
+	st.answers += "12C33"
+}
+
+func (st *step) stage(value []byte) {
+	st.sql("SELECT pg_catalog.set_config('koldstore.staged', $1, true)", value)
+}
+
+func (st *step) sync() {
+	st.messages = appendSync(st.messages)
+	st.answers += "Z"
+}
+
+func (st *step) flush() { st.messages = appendFlush(st.messages) }
+
+// meet gets the answer to a demand and stages it. If it is false, the client has got the error that it led to.
+func (c *conversation) meet(ctx context.Context, o outcome) (bool, error) {
+	c.hold.discard()
+	allowed, failed, skipping, err := c.allowed(o.demand)
+	switch {
+	case err != nil:
+		return false, err
+	case failed != nil:
+		c.count("failed")
+		return false, c.fail(failed, skipping)
+	case !allowed:
+		c.count("denied")
+		return false, c.fail(o.failed, false)
+	}
+	s := c.session
+	answer, err := s.fulfil(ctx, o.demand)
+	if err != nil {
+		c.count("failed")
+		fs, _ := parseFields(o.failed[headerLen:])
+		return false, c.fail(fs.replaced(asError(err)).appendTo(nil, msgError), false)
+	}
+	c.count("fulfilled")
+	c.staged = append(c.staged, answer)
+	return true, nil
+}
+
+// fulfil asks the Fulfiller. The statement's cancellation is the error when ctx has ended.
+func (s *session) fulfil(ctx context.Context, demand json.RawMessage) (json.RawMessage, error) {
+	var answer json.RawMessage
+	err := context.Cause(ctx)
+	if err == nil {
+		answer, err = s.server.deps.Fulfiller.Fulfil(ctx, s.database, demand)
+	}
+	switch {
+	case ctx.Err() != nil:
+		if cause, ok := errors.AsType[*koldproxy.Error](context.Cause(ctx)); ok {
+			return nil, cause
+		}
+		return nil, errCancelled
+	case err != nil:
+		if _, expected := errors.AsType[*koldproxy.Error](err); !expected {
+			s.log.Error().Err(err).Msg("cannot fulfil a demand")
+		}
+		return nil, err
+	case !json.Valid(answer):
+		err := errors.New("the answer to a demand is not JSON")
+		s.log.Error().Err(err).Msg("cannot fulfil a demand")
+		return nil, err
+	}
+	return answer, nil
+}
+
+// allowed takes the session out of the failed state, up to the savepoint in a block, and asks the server whether the
+// session's current user is entitled to what is demanded: anybody can raise KS003. failed is the server's error, if it has
+// one; skipping says whether it then waits for a Sync.
+func (c *conversation) allowed(demand json.RawMessage) (yes bool, failed []byte, skipping bool, err error) {
+	var st step
+	if c.kind == msgExecute { // the failure has ended the client's implicit transaction, if it was in one
+		st.sync()
+	}
+	if c.block {
+		st.sql(`ROLLBACK TO SAVEPOINT "` + reserved + `"`)
+	}
+	st.sql("SELECT koldstore.demand_allowed($1)", demand)
+	if c.block {
+		st.flush()
+	} else {
+		st.sync() // no transaction is open while the demand is being met
+	}
+	if err := c.session.toServer(st.messages); err != nil {
+		return false, nil, false, err
+	}
+	row, failed, err := c.swallow(st.answers)
+	if err != nil {
+		return false, nil, false, err
+	}
+	if failed != nil && !c.block {
+		_, _, err = c.swallow("Z")
+		return false, failed, false, err
+	}
+	if c.block && failed == nil {
+		c.session.mu.Lock()
+		c.session.tracker.status, c.session.tracker.block = 'T', 'T'
+		c.session.mu.Unlock()
+	}
+	return bytes.Equal(row, []byte("t")), failed, failed != nil, nil
+}
+
+// succeed lets the answer go, after everything that was added to the transaction is gone from it. last is the message that
+// completes the answer.
+func (c *conversation) succeed(last []byte, savepoint bool) error {
+	savepoint = savepoint && c.block
+	var st step
+	if len(c.staged) > 0 && (savepoint || c.kind == msgExecute) {
+		st.stage(nil) // a later statement of the transaction must not take it for its own
+	}
+	if savepoint {
+		st.sql(`RELEASE SAVEPOINT "` + reserved + `"`)
+	}
+	if st.answers != "" {
+		st.flush()
+		if err := c.session.toServer(st.messages); err != nil {
+			return err
+		}
+		_, failed, err := c.swallow(st.answers)
+		switch {
+		case err != nil:
+			return err
+		case failed != nil: // a cancel request that came in between
+			return c.fail(failed, true)
+		}
+	}
+	if err := c.hold.write(last); err != nil {
+		return err
+	}
+	return c.hold.release()
+}
+
+// fail makes message the statement's error and leaves the server as a failing statement would have left it: the
+// transaction block failed, an extended batch skipped up to the client's Sync. skipping says that it skips already.
+func (c *conversation) fail(message []byte, skipping bool) error {
+	c.hold.discard()
+	if err := c.hold.write(message); err != nil {
+		return err
+	}
+	s := c.session
+	var out []byte
+	spoil := !skipping && (c.block || c.kind == msgExecute)
+	if spoil {
+		out = appendExecute(out, spoiler)
+	}
+	if c.kind == msgQuery {
+		out = appendSync(out) // the server is idle, in a block or failing: nothing is ended
+	} else {
+		out = appendFlush(out)
+	}
+	if err := s.toServer(out); err != nil {
+		return err
+	}
+	if spoil {
+		if _, _, err := c.swallow("-"); err != nil {
+			return err
+		}
+	}
+	if c.kind == msgExecute {
+		s.mu.Lock()
+		s.tracker.skipping = true
+		s.mu.Unlock()
+		return c.hold.release()
+	}
+	ev, err := c.await("Z")
+	if err != nil {
+		return err
+	}
+	if err := c.hold.write(ev.message); err != nil {
+		return err
+	}
+	return c.hold.release()
+}
+
+// swallow reads the answers to messages of koldproxy's own; types are their types in order. It returns the first column of
+// the last row among them. An ErrorResponse ends it and is returned; a type that matches nothing waits for one.
+func (c *conversation) swallow(types string) (row, failed []byte, err error) {
+	s := c.session
+	for len(types) > 0 {
+		message, err := next(s.back, s.server.cfg.HoldBytes, s.pull)
+		if err != nil {
+			return nil, nil, err
+		}
+		typ, body := message[0], message[headerLen:]
+		switch typ {
+		case msgNotification, msgParameterStatus:
+			if typ == msgParameterStatus {
+				s.answered(typ, body)
+			}
+			err = c.hold.keep(message)
+		case msgNotice:
+		case msgDataRow:
+			row = append([]byte(nil), firstColumn(body)...)
+		case msgError:
+			failed = append([]byte(nil), message...)
+			types = ""
+		case types[0]:
+			if typ == msgReady {
+				s.answered(typ, body)
+			}
+			types = types[1:]
+		default:
+			err = &failure{sideServer, "protocol", fmt.Errorf("unexpected message %q", typ)}
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		s.back.r += len(message)
+	}
+	return row, failed, nil
+}
