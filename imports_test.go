@@ -77,6 +77,14 @@ var architecture = map[string]rule{
 		},
 		why: "segments, manifest and object stores; knows no SQL proxy and no feed",
 	},
+	"coldstore/storetest": {
+		allowed: []string{module + "/coldstore"},
+		why:     "conformance and fault injection for object stores, in a package of its own as testing/fstest is",
+	},
+	"examples/go": {
+		allowed: []string{"github.com/jackc/pgx/v5"},
+		why:     "a consumer as a user would write it: koldproxy is plain SQL to it",
+	},
 	"migrations": {
 		allowed: []string{"github.com/jackc/pgx/v5", "github.com/jackc/tern/v2"},
 		why:     "numbered SQL and the runner for it",

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rogpeppe/go-internal/testscript"
+
 	"github.com/koldproxy/koldproxy/internal/localpg"
 )
 
@@ -16,7 +18,18 @@ func TestMain(m *testing.M) {
 	if os.Getenv(mainEnv) != "" {
 		main()
 	}
-	localpg.Main(m)
+	testscript.Main(runner{m}, map[string]func(){"koldproxy": main})
+}
+
+// runner runs the tests on behalf of testscript, with everything that localpg adds.
+type runner struct{ *testing.M }
+
+func (r runner) Run() int { return localpg.Run(r.M) }
+
+// TestScripts runs the command lines in testdata/script and compares what they say.
+func TestScripts(t *testing.T) {
+	t.Parallel()
+	testscript.Run(t, testscript.Params{Dir: "testdata/script"})
 }
 
 func TestExitCodes(t *testing.T) {

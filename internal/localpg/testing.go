@@ -43,13 +43,13 @@ func TestCluster(tb TB) *Cluster {
 // stopTimeout bounds how long the shared cluster may take for a fast shutdown, and a test database to disappear.
 const stopTimeout = 20 * time.Second
 
-// Main is the body of a TestMain: it runs the tests, fails the run if they leave goroutines behind, stops the shared
-// cluster and exits. Options go to goleak.
+// Main is the body of a TestMain: it calls [Run] and exits. Options go to goleak.
 func Main(m interface{ Run() int }, options ...goleak.Option) {
-	os.Exit(run(m, options))
+	os.Exit(Run(m, options...))
 }
 
-func run(m interface{ Run() int }, options []goleak.Option) int {
+// Run runs the tests, fails the run if they leave goroutines behind, stops the shared cluster and returns the exit code.
+func Run(m interface{ Run() int }, options ...goleak.Option) int {
 	code := m.Run()
 	if code == 0 {
 		options = append(options, goleak.IgnoreAnyFunction("github.com/koldproxy/koldproxy/internal/localpg.(*process).hold"))
