@@ -44,7 +44,8 @@ type instance struct {
 	cmd    *exec.Cmd
 	done   chan struct{} // closed when the process has ended
 	err    error         // what Wait said; valid once done is closed
-	family []process     // the processes below it as of the last look
+	killed bool
+	family []process // the processes below it as of the last look
 	stdout *lineBuffer
 	stderr *lineBuffer
 }
@@ -75,7 +76,9 @@ func keptDemo(home string, p ports) ([]string, error) {
 const keptName = "kept"
 
 // socketPath is where libpq looks for a server with the given port when its host is dir.
-func socketPath(dir string, port int) string { return filepath.Join(dir, fmt.Sprintf(".s.PGSQL.%d", port)) }
+func socketPath(dir string, port int) string {
+	return filepath.Join(dir, fmt.Sprintf(".s.PGSQL.%d", port))
+}
 
 // startInstance makes a folder, picks ports, runs koldproxy there and returns when it is ready.
 func startInstance(c command, env []string) (*instance, error) {
@@ -133,7 +136,7 @@ func (i *instance) start(env []string) error {
 	i.stdout.notify(readyLine, isReady)
 	i.stderr.notify(readyEntry, isReady)
 	i.cmd.Stdout, i.cmd.Stderr = i.stdout, i.stderr
-	i.done = make(chan struct{})
+	i.done, i.killed = make(chan struct{}), false
 	started := make(chan error, 1)
 	go i.hold(started)
 	if err := <-started; err != nil {
@@ -215,6 +218,7 @@ func (i *instance) kill() error {
 	i.family = descendants(i.cmd.Process.Pid)
 	_ = i.cmd.Process.Kill() // it may have ended
 	<-i.done
+	i.killed = true
 	return errors.Join(awaitGone(i.family, goneTimeout), i.checkLog())
 }
 
@@ -230,7 +234,8 @@ func (i *instance) checkLog() error {
 	return errors.Join(errs...)
 }
 
-// checkFolder reports files that the ended process left in its folder, apart from kept data.
+// checkFolder reports files that the ended process left in its folder, apart from kept data. A killed process cannot remove
+// its socket; the next one that listens there does.
 func (i *instance) checkFolder() error {
 	entries, err := os.ReadDir(i.home)
 	if err != nil {
@@ -238,7 +243,8 @@ func (i *instance) checkFolder() error {
 	}
 	var left []string
 	for _, e := range entries {
-		if e.Name() != keptName && e.Name() != configName {
+		socket := e.Type()&os.ModeSocket != 0 && i.killed
+		if e.Name() != keptName && e.Name() != configName && !socket {
 			left = append(left, e.Name())
 		}
 	}
