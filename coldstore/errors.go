@@ -47,6 +47,10 @@ func errUnknownKind(k kind) error {
 	return fmt.Errorf("%w: column kind %q", ErrUnknownFormat, k)
 }
 
+func noLongerManaged(t *managedTable) error {
+	return koldproxy.Errorf(koldproxy.CodeNotInPrerequisite, "table %s is no longer managed", t)
+}
+
 // segmentError is a [koldproxy.Error] that still says what it came from, so that [IsCorrupt] and errors.Is see through it.
 type segmentError struct {
 	client *koldproxy.Error

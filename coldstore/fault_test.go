@@ -42,12 +42,18 @@ func TestNothingIsLostWhicheverStepFails(t *testing.T) {
 			tab := f.messages("max_rows_per_file = 4")
 			next := 0
 			for n := 1; ; n++ {
-				// Each round supersedes rows of earlier segments and adds new ones: two files.
-				for range 6 {
-					next++
-					tab.put(next%9, fmt.Sprint(next))
+				// Each round has cold rows, and a flush of two files that supersedes some of them.
+				f.exec("UPDATE koldstore.segment SET state = 'deleted', ended_at = now()")
+				for part := range 2 {
+					for range 4 {
+						next++
+						tab.put(next%6, fmt.Sprint(next))
+					}
+					tab.remove(next % 5)
+					if part == 0 {
+						tab.mustFlush(tab.hot(), (tab.hot()+3)/4)
+					}
 				}
-				tab.remove(next % 5)
 				want, err := tab.drain(t.Context(), f.store, 5)
 				ok(t, err)
 				store := f.newStore() // nothing cached, so that reading fails as well

@@ -183,7 +183,7 @@ func (s *Store) carryOut(ctx context.Context, j *job) error {
 		status = jobCancelled
 	default:
 		status = jobError
-		text := err.Error()
+		text := explain(err)
 		message = &text
 		s.mu.Lock()
 		s.retryAt[j.table] = time.Now().Add(s.cfg.RetryAfter)
@@ -208,6 +208,15 @@ func (s *Store) carryOut(ctx context.Context, j *job) error {
 		return fmt.Errorf("record the end of flush job %s: %w", j.id, recordErr)
 	}
 	return nil
+}
+
+// explain is an error with the detail that a client would get beside it.
+func explain(err error) string {
+	var client *koldproxy.Error
+	if errors.As(err, &client) && client.Detail != "" {
+		return err.Error() + ": " + client.Detail
+	}
+	return err.Error()
 }
 
 // adopt puts jobs that say running back into the queue if they belong to nobody: those of a process that died, and those

@@ -48,8 +48,12 @@ func (b *LocalBucket) root(ctx context.Context, op, key string) (*os.Root, error
 	}
 	root, err := os.OpenRoot(b.base)
 	if err != nil {
-		// The folder itself is missing: that must not look like one missing object.
-		return nil, fmt.Errorf("%s %s: cold storage folder cannot be opened: %s", op, key, err.Error())
+		// The folder itself is missing: that must not look like one missing object. Its path is not for clients.
+		var pathErr *fs.PathError
+		if errors.As(err, &pathErr) {
+			err = pathErr.Err
+		}
+		return nil, fmt.Errorf("%s %s: the cold storage folder cannot be opened: %s", op, key, err.Error())
 	}
 	return root, nil
 }

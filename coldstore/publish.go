@@ -126,7 +126,7 @@ func (p *publication) lockTable(ctx context.Context, tx pgx.Tx) error {
 	)
 	err := tx.QueryRow(ctx, "SELECT mirror_oid, generation FROM koldstore.managed_table WHERE table_oid = $1 FOR UPDATE", p.table.oid).Scan(&mirror, &generation)
 	if errors.Is(err, pgx.ErrNoRows) || err == nil && mirror != p.table.mirrorOID {
-		return koldproxy.Errorf(koldproxy.CodeNotInPrerequisite, "table %s is no longer managed", p.table)
+		return noLongerManaged(p.table)
 	}
 	if err != nil {
 		return fmt.Errorf("lock managed table: %w", err)

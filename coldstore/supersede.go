@@ -3,6 +3,7 @@ package coldstore
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -60,6 +61,9 @@ func (s *Store) superseded(ctx context.Context, t *managedTable, self *segmentRo
 	)
 	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		err := tx.QueryRow(ctx, "SELECT generation FROM koldstore.managed_table WHERE table_oid = $1", t.oid).Scan(&generation)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return noLongerManaged(t)
+		}
 		if err != nil {
 			return fmt.Errorf("read generation: %w", err)
 		}

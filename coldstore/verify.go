@@ -86,7 +86,7 @@ func (s *Store) verifySegment(ctx context.Context, segment *segmentRow, hashes [
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		found("%s", unreadable(segment.id, segment.object, err).Error()+": "+err.Error())
+		found("%s", err)
 		return nil
 	}
 	dead, err := decodeDead(segment.dead)

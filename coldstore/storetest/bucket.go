@@ -1,5 +1,3 @@
-// Package storetest checks implementations of coldstore.Bucket, as testing/fstest does for file systems, and makes buckets
-// fail on purpose.
 package storetest
 
 import (
