@@ -19,6 +19,9 @@ func (s *session) pumpServer() error {
 	defer close(s.pumped)
 	defer s.backEnded()
 	for {
+		if s.goodbye() { // ahead of what a cut takeover has left in the buffer
+			return nil
+		}
 		if _, err := s.relayServer(s.toClient, ""); err != nil {
 			s.note(err)
 			return err

@@ -46,8 +46,9 @@ func (s *session) runDemanding(ctx context.Context, kind byte, m looked) (err er
 	c.hold = hold{session: s, limit: s.server.cfg.HoldBytes}
 	err = c.run(ctx)
 	if released := c.hold.release(); err == nil {
-		err = released
+		return released
 	}
+	s.back.r = s.back.w // answers to messages of our own are not for the client
 	return err
 }
 

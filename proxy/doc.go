@@ -6,19 +6,19 @@
 // A [Server] accepts clients on any number of listeners ([Server.Serve], [Listen]) and opens one server connection per
 // client. Nothing is pooled or shared, so every feature of PostgreSQL that lives in a session works.
 //
-// A session is two pumps, one goroutine per direction, each with a buffer of its own. A pump walks the five-byte message
-// headers and writes whole runs of bytes as they came; only the bodies of Query and Parse are searched for statements of
-// koldproxy's, and only answers to those are edited.
+// A session is two pumps (frontend.go, backend.go), one goroutine per direction, each with a buffer of its own. A pump
+// walks the five-byte message headers and writes whole runs of bytes as they came; only the bodies of Query and Parse are
+// searched for statements of koldproxy's (look.go), and only answers to those are edited (edit.go).
 //
-// The tracker (expect.go) is the session's idea of the protocol: a queue of the messages that await an answer. It does no
-// I/O and knows what PostgreSQL does with each message: what is skipped after an error, what is ignored during COPY,
-// which names stand for which statement. Whatever is decided about an answer is decided from what the server said, never
-// from having read a message of the client.
+// The tracker (expect.go, received.go) is the session's idea of the protocol: a queue of the messages that await an
+// answer. It does no I/O and knows what PostgreSQL does with each message: what is skipped after an error, what is ignored
+// during COPY, which names stand for which statement. Whatever is decided about an answer is decided from what the server
+// said, never from having read a message of the client.
 //
-// A statement that may need cold rows is run by demand.go, in the client's own session: its answer is held until
-// PostgreSQL either completes the statement or raises KS003, whose DETAIL is a demand. The demand goes to the [Fulfiller],
-// the answer is put in front of the statement, and the statement runs again. For that time one goroutine owns both
-// directions of the session (takeover.go).
+// A statement that may need cold rows is run by demand.go and stage.go, in the client's own session: its answer is held
+// until PostgreSQL either completes the statement or raises KS003, whose DETAIL is a demand. The demand goes to the
+// [Fulfiller], the answer is put in front of the statement, and the statement runs again. For that time one goroutine owns
+// both directions of the session (takeover.go).
 //
 // # What is promised
 //
