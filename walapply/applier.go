@@ -142,8 +142,9 @@ type retry struct {
 	a       *Applier
 	pause   time.Duration
 	failing bool
-	text    string    // the error that was logged last
-	logged  time.Time // when
+	at      koldproxy.LSN // what had been received when it failed
+	text    string        // the error that was logged last
+	logged  time.Time     // when
 }
 
 func (a *Applier) newRetry() *retry { return &retry{a: a, pause: a.cfg.RetryMin} }
@@ -153,7 +154,7 @@ func (r *retry) wait(ctx context.Context, err error) bool {
 	if err == nil {
 		err = errors.New("leadership was given up")
 	}
-	r.failing = true
+	r.failing, r.at = true, koldproxy.LSN(r.a.received.Load())
 	r.a.metrics.errors.Inc()
 	r.a.update(func(s *Status) { s.Err = err })
 	if text := err.Error(); text != r.text || time.Since(r.logged) > logAgain {
@@ -166,9 +167,10 @@ func (r *retry) wait(ctx context.Context, err error) bool {
 	return sleep(ctx, pause)
 }
 
-// succeeded says that something has been applied, or that there is nothing to apply.
-func (r *retry) succeeded() {
-	if !r.failing {
+// passed says that everything up to position is done. That ends a failure if it had not come further: the first thing to be
+// applied after a restart may be a smaller one than the batch that failed.
+func (r *retry) passed(position koldproxy.LSN) {
+	if !r.failing || position < r.at {
 		return
 	}
 	r.failing, r.pause = false, r.a.cfg.RetryMin

@@ -36,7 +36,6 @@ type applyLoop struct {
 	oldest       time.Time     // when the first of pending[:whole] was complete
 	caughtUp     koldproxy.LSN // end of log in a keepalive after end, to be acknowledged with it
 
-	idle     bool // the server has been caught up once with nothing pending here
 	inSource bool // between begin and commit
 	skip     bool // the source transaction has been applied before
 
@@ -84,9 +83,7 @@ func (l *applyLoop) run(ctx context.Context) error {
 			}
 			continue
 		}
-		if l.idle {
-			l.retry.succeeded()
-		}
+		l.retry.passed(l.ack.acknowledged())
 		select {
 		case <-l.queue.filled:
 		case <-l.a.poked:
@@ -125,7 +122,6 @@ func (l *applyLoop) handle(ctx context.Context, m *message) error {
 		case l.end > 0:
 			l.caughtUp = m.lsn
 		default:
-			l.idle = true
 			return l.ack.advance(m.lsn)
 		}
 	}
@@ -260,9 +256,7 @@ func (l *applyLoop) finish(ctx context.Context) error {
 	l.transactions = 0
 	err := l.acknowledge()
 	l.a.target.Committed()
-	if err == nil {
-		l.retry.succeeded()
-	}
+	l.retry.passed(l.cp.applied)
 	return err
 }
 

@@ -84,7 +84,8 @@ func runHistory(t *testing.T, cluster *localpg.Cluster, crashes bool) {
 	}
 	faults := map[string]int{}
 	rnd := rand.New(rand.NewPCG(seed, 2))
-	for sleepFor(ctx, time.Duration(50+rnd.IntN(300))*time.Millisecond) {
+	for sleepFor(ctx, time.Duration(rnd.IntN(200))*time.Millisecond) {
+		awaitProgress(ctx, rec)
 		fault := []string{"walsender", "apply", "leader", "restart", "everything"}[rnd.IntN(5)]
 		if crashes && rnd.IntN(4) == 0 {
 			fault = "crash"
@@ -110,8 +111,19 @@ func runHistory(t *testing.T, cluster *localpg.Cluster, crashes bool) {
 	d.reconnect()
 	commitPrepared(d)
 	d.awaitApplied()
-	t.Logf("faults %v, failed batches %d", faults, failures.Load())
+	t.Logf("faults %v, failed batches %d, sessions %d, commits %d", faults, failures.Load(), rec.count(&rec.resets), rec.count(&rec.commits))
 	checkHistory(d)
+}
+
+// awaitProgress waits for a commit, so that faults cannot stop the applier for good, but not for long: nothing may be left
+// to do, or the machine be slow.
+func awaitProgress(ctx context.Context, rec *auditRecorder) {
+	commits := rec.count(&rec.commits)
+	for end := time.Now().Add(time.Second); rec.count(&rec.commits) < commits+2 && time.Now().Before(end); {
+		if !sleepFor(ctx, time.Millisecond) {
+			return
+		}
+	}
 }
 
 func sleepFor(ctx context.Context, pause time.Duration) bool {
@@ -193,7 +205,7 @@ func (w *writer) finishPrepared(ctx context.Context) {
 func (w *writer) transaction(ctx context.Context) error {
 	w.n++
 	stmts := []string{"BEGIN"}
-	if w.n%100 == 5 {
+	if w.n == 5 {
 		stmts = append(stmts, w.bulk())
 	}
 	for range 1 + w.rnd.IntN(6) {
@@ -227,7 +239,7 @@ func (w *writer) transaction(ctx context.Context) error {
 
 func (w *writer) change() string {
 	table, id, v := w.table(), w.rnd.IntN(200), w.rnd.IntN(1_000_000)
-	switch w.rnd.IntN(600) {
+	switch w.rnd.IntN(2000) {
 	case 0:
 		return "TRUNCATE " + table
 	case 1:
@@ -254,7 +266,7 @@ func (w *writer) table() string { return []string{"a", "b"}[w.rnd.IntN(2)] }
 // bulk is larger than what the applier takes at once.
 func (w *writer) bulk() string {
 	first := 1000 + w.rnd.IntN(1_000_000)*1000
-	return fmt.Sprintf("INSERT INTO %s SELECT g, %d, 'bulk' FROM generate_series(%d, %d) g ON CONFLICT DO NOTHING", w.table(), w.n, first, first+20000)
+	return fmt.Sprintf("INSERT INTO %s SELECT g, %d, 'bulk' FROM generate_series(%d, %d) g ON CONFLICT DO NOTHING", w.table(), w.n, first, first+19999)
 }
 
 // auditRecorder records changes in the spelling of the audit trigger. Its Background takes positions too.

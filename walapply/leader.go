@@ -34,7 +34,7 @@ func (a *Applier) contend(ctx context.Context, r *retry) (err error) {
 		if leads {
 			return a.lead(ctx, conn, r)
 		}
-		r.succeeded()
+		r.passed(r.at) // somebody else leads; that is as good
 		if !sleep(ctx, a.cfg.TakeoverInterval) {
 			return nil
 		}

@@ -122,6 +122,13 @@ func (k *acknowledger) advance(lsn koldproxy.LSN) error {
 	return nil
 }
 
+// acknowledged is the current position.
+func (k *acknowledger) acknowledged() koldproxy.LSN {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.position
+}
+
 // send repeats the current position.
 func (k *acknowledger) send() error {
 	k.mu.Lock()
