@@ -161,7 +161,7 @@ func (p *publication) lockTable(ctx context.Context, tx pgx.Tx) error {
 func (p *publication) activate(ctx context.Context, tx pgx.Tx) error {
 	hashes := make([]byte, 0, 8*len(p.sum.hashes))
 	for _, h := range p.sum.hashes {
-		hashes = binary.BigEndian.AppendUint64(hashes, uint64(h)) //nolint:gosec // two's complement
+		hashes = binary.BigEndian.AppendUint64(hashes, uint64(h))
 	}
 	tag, err := tx.Exec(ctx, `UPDATE koldstore.segment SET state = 'active', min_seq = $2, max_seq = $3, row_count = $4, tombstones = $5,
 		size_bytes = $6, sha256 = $7, key_hashes = $8 WHERE segment_id = $1 AND state = 'in_progress'`,
@@ -182,7 +182,7 @@ func (p *publication) bury(ctx context.Context, tx pgx.Tx, d *deaths, now, keepS
 		return err
 	}
 	tag, err := tx.Exec(ctx, `UPDATE koldstore.segment SET dead = $2, dead_count = dead_count + $3, dead_version = dead_version + 1
-		WHERE segment_id = $1 AND state = 'active' AND dead_version = $4`, d.segment, dead, int64(d.ordinals.GetCardinality()), d.version) //nolint:gosec // rows of one file
+		WHERE segment_id = $1 AND state = 'active' AND dead_version = $4`, d.segment, dead, int64(d.ordinals.GetCardinality()), d.version)
 	if err != nil {
 		return fmt.Errorf("mark dead rows: %w", err)
 	}
@@ -198,10 +198,9 @@ const pruneRows = 10_000
 // prune deletes the flushed rows from the mirror. A seq belongs to one version of one row for ever, so it stands for the
 // pair of key and seq: a row that changed meanwhile is not found.
 func (p *publication) prune(ctx context.Context, tx pgx.Tx) error {
-	// The mirror refuses whoever does not show the writer's token.
-	_, err := tx.Exec(ctx, "SELECT set_config('koldstore.writer', (SELECT token::text FROM koldstore.writer_token), true), set_config('lock_timeout', $1, true)", lockWait)
+	_, err := tx.Exec(ctx, "SELECT set_config('lock_timeout', $1, true)", lockWait)
 	if err != nil {
-		return fmt.Errorf("show writer token: %w", err)
+		return fmt.Errorf("set lock_timeout: %w", err)
 	}
 	wait := ""
 	if p.polite {

@@ -107,7 +107,7 @@ func TestManageTableRefusals(t *testing.T) {
 	refused(t, other, "42501", "permission denied for table", `SELECT * FROM koldstore.changes_since('plain')`)
 	refused(t, other, "42501", "permission denied for table", `SELECT * FROM koldstore.plain__cl`)
 	refused(t, other, "42501", "permission denied for function", `SELECT koldstore.do_manage_table('postgres', '{}')`)
-	refused(t, other, "42501", "permission denied", `SELECT * FROM koldstore.writer_token`)
+	refused(t, other, "42501", "permission denied", `SELECT * FROM koldstore.quarantine`)
 }
 
 // The one who is judged is the current role, also under SET ROLE and within SECURITY DEFINER functions.

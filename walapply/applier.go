@@ -21,7 +21,7 @@ type Target interface {
 	// Apply writes what changes mean into tx. It takes positions from seqs in the order of changes. It may be called
 	// several times within one transaction (a large source transaction arrives in chunks). The slice is reused after Apply
 	// has returned; the rows and relations in it may be kept. tx has the settings of [Applier] (UTC, ISO dates, search_path
-	// pg_catalog) and carries the writer's token; Apply must not end it. After an error the transaction is rolled back and
+	// pg_catalog); Apply must not end it. After an error the transaction is rolled back and
 	// the same changes come again, from the first chunk on.
 	Apply(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, changes []koldproxy.Change) error
 	// Background does one bounded unit of work that must be serialized with applying (a page of a seed) and says

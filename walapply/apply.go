@@ -198,15 +198,6 @@ func (l *applyLoop) open(ctx context.Context) error {
 		return fmt.Errorf("begin an apply transaction: %w", err)
 	}
 	l.tx, l.txStart, l.txRows = tx, time.Now(), 0
-	return showToken(ctx, tx)
-}
-
-// showToken lets tx write to logs and mirrors.
-func showToken(ctx context.Context, tx pgx.Tx) error {
-	_, err := tx.Exec(ctx, `SELECT set_config('koldstore.writer', (SELECT token::text FROM koldstore.writer_token), true)`)
-	if err != nil {
-		return fmt.Errorf("show the writer's token: %w", err)
-	}
 	return nil
 }
 

@@ -58,7 +58,7 @@ func (d *database) install() {
 	if err := migrations.Up(d.t.Context(), d.sql); err != nil {
 		d.t.Fatal(err)
 	}
-	d.exec(`CREATE TABLE recorded (seq bigint PRIMARY KEY, commit_lsn bigint, xid bigint, who text, token text, line text)`)
+	d.exec(`CREATE TABLE recorded (seq bigint PRIMARY KEY, commit_lsn bigint, xid bigint, who text, line text)`)
 }
 
 // exec runs a script of statements.
@@ -199,15 +199,11 @@ func (r *recorder) Apply(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequenc
 			return err
 		}
 	}
-	var token string
-	if err := tx.QueryRow(ctx, `SELECT current_setting('koldstore.writer')`).Scan(&token); err != nil {
-		return err
-	}
 	seq := seqs.Reserve(int64(len(changes)), time.Now())
-	_, err := tx.CopyFrom(ctx, pgx.Identifier{"public", "recorded"}, []string{"seq", "commit_lsn", "xid", "who", "token", "line"},
+	_, err := tx.CopyFrom(ctx, pgx.Identifier{"public", "recorded"}, []string{"seq", "commit_lsn", "xid", "who", "line"},
 		pgx.CopyFromSlice(len(changes), func(i int) ([]any, error) {
 			c := changes[i]
-			return []any{int64(seq) + int64(i), int64(c.CommitLSN), int64(c.XID), r.who, token, line(c)}, nil
+			return []any{int64(seq) + int64(i), int64(c.CommitLSN), int64(c.XID), r.who, line(c)}, nil
 		}))
 	return err
 }

@@ -18,13 +18,6 @@ COMMENT ON TABLE koldstore.checkpoint IS
 INSERT INTO koldstore.checkpoint (slot_name)
 SELECT 'koldproxy_' || d.oid::text FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database();
 
--- The token that the applier (and nobody else) shows when it writes to logs and mirrors.
-CREATE TABLE koldstore.writer_token (
-    one   boolean PRIMARY KEY DEFAULT true CHECK (one),
-    token uuid    NOT NULL DEFAULT pg_catalog.gen_random_uuid()
-);
-INSERT INTO koldstore.writer_token DEFAULT VALUES;
-
 -- Every administrative command that was carried out, with the role that PostgreSQL itself saw as the current user.
 CREATE TABLE koldstore.command (
     command_id bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -184,4 +177,4 @@ COMMENT ON TABLE koldstore.quarantine IS
 ---- create above / drop below ----
 
 DROP TABLE koldstore.published_table, koldstore.quarantine, koldstore.stream_status, koldstore.stream, koldstore.segment, koldstore.job, koldstore.managed_table,
-    koldstore.storage, koldstore.wal_marker, koldstore.command, koldstore.writer_token, koldstore.checkpoint;
+    koldstore.storage, koldstore.wal_marker, koldstore.command, koldstore.checkpoint;
