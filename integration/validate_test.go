@@ -239,3 +239,16 @@ func canonicalJSON(text string) (string, error) {
 	raw, err := json.Marshal(value)
 	return string(raw), err
 }
+
+// splitObject takes an object apart without touching its values.
+func splitObject(text string) map[string]string {
+	var raw map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(text), &raw); err != nil {
+		return map[string]string{"": text}
+	}
+	values := map[string]string{}
+	for name, value := range raw {
+		values[name] = string(value)
+	}
+	return values
+}
