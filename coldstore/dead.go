@@ -85,10 +85,10 @@ func (d deadRows) encode() ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("encode dead rows: %w", err)
 		}
-		out = binary.BigEndian.AppendUint64(out, uint64(e.generation))     //nolint:gosec // two's complement, on purpose
-		out = binary.BigEndian.AppendUint64(out, uint64(e.at.UnixMilli())) //nolint:gosec // the same
+		out = binary.BigEndian.AppendUint64(out, uint64(e.generation))
+		out = binary.BigEndian.AppendUint64(out, uint64(e.at.UnixMilli()))
 		out = append(out, boolByte(e.merged))
-		out = binary.BigEndian.AppendUint32(out, uint32(len(bits))) //nolint:gosec // ordinals of one file take far less than 4 GB
+		out = binary.BigEndian.AppendUint32(out, uint32(len(bits)))
 		out = append(out, bits...)
 	}
 	return out, nil
@@ -115,8 +115,8 @@ func decodeDead(data []byte) (deadRows, error) {
 			return nil, errors.New("dead rows: cut off")
 		}
 		e := deadEntry{
-			generation: int64(binary.BigEndian.Uint64(data)),                     //nolint:gosec // two's complement
-			at:         time.UnixMilli(int64(binary.BigEndian.Uint64(data[8:]))), //nolint:gosec // the same
+			generation: int64(binary.BigEndian.Uint64(data)),
+			at:         time.UnixMilli(int64(binary.BigEndian.Uint64(data[8:]))),
 			merged:     data[16] == 1,
 			ordinals:   roaring.New(),
 		}

@@ -21,8 +21,6 @@ const (
 	jobNotDue    = "not_due"
 	jobCancelled = "cancelled"
 	jobError     = "error"
-	// jobAlreadyRunning is an answer to who asks for a flush, never a job's status.
-	jobAlreadyRunning = "already_running"
 )
 
 // Result is how a flush job stands. Its JSON is what koldstore.flush_table returns.

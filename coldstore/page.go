@@ -124,9 +124,9 @@ func (s *liveSegment) live(from, to, limit int, backward bool) []uint32 {
 	}
 	var ordinals []uint32
 	for i := range to - from {
-		ordinal := uint32(from + i) //nolint:gosec // row numbers of one file
+		ordinal := uint32(from + i)
 		if backward {
-			ordinal = uint32(to - 1 - i) //nolint:gosec // the same
+			ordinal = uint32(to - 1 - i)
 		}
 		if len(ordinals) == limit {
 			break

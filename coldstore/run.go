@@ -91,7 +91,7 @@ func (s *Store) queueDue(ctx context.Context) (bool, error) {
 func (s *Store) Run(ctx context.Context) error {
 	wake := make(chan struct{}, 1)
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return s.listen(ctx, wake) })
+	group.Go(func() error { s.listen(ctx, wake); return nil })
 	group.Go(func() error {
 		for ctx.Err() == nil {
 			worked, err := s.RunJobs(ctx)
@@ -113,19 +113,19 @@ func (s *Store) Run(ctx context.Context) error {
 }
 
 // listen pokes wake at every notification. A lost connection is made again; meanwhile the poll goes on.
-func (s *Store) listen(ctx context.Context, wake chan<- struct{}) error {
-	for ctx.Err() == nil {
+func (s *Store) listen(ctx context.Context, wake chan<- struct{}) {
+	for {
 		err := s.listenOnce(ctx, wake)
 		if ctx.Err() != nil {
-			break
+			return
 		}
 		s.log.Warn().Err(err).Msg("connection that listens for jobs was lost")
 		select {
 		case <-time.After(s.cfg.PollInterval):
 		case <-ctx.Done():
+			return
 		}
 	}
-	return nil
 }
 
 func (s *Store) listenOnce(ctx context.Context, wake chan<- struct{}) error {
@@ -142,12 +142,13 @@ func (s *Store) listenOnce(ctx context.Context, wake chan<- struct{}) error {
 		return err
 	}
 	for {
-		if _, err := conn.WaitForNotification(ctx); err != nil {
-			return err
-		}
+		// Also before the first notification: one may have come before this connection listened.
 		select {
 		case wake <- struct{}{}:
 		default: // it is awake already
+		}
+		if _, err := conn.WaitForNotification(ctx); err != nil {
+			return err
 		}
 	}
 }

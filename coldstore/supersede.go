@@ -31,7 +31,7 @@ const noRow = ^uint32(0)
 func newHashTable(hashes []int64) *hashTable {
 	t := &hashTable{first: make(map[int64]uint32, len(hashes)), next: make([]uint32, len(hashes))}
 	for i, h := range hashes {
-		ordinal := uint32(i) //nolint:gosec // row numbers of one file
+		ordinal := uint32(i)
 		t.next[i] = noRow
 		if before, ok := t.first[h]; ok {
 			t.next[i] = before
@@ -100,9 +100,9 @@ func (s *Store) deathsIn(ctx context.Context, tx pgx.Tx, t *managedTable, old, s
 	}
 	dead := d.before.all()
 	var candidates []pair
-	for ordinal := range uint32(len(hashes) / 8) { //nolint:gosec // row numbers of one file
+	for ordinal := range uint32(len(hashes) / 8) {
 		if !dead.Contains(ordinal) {
-			table.each(int64(binary.BigEndian.Uint64(hashes[8*ordinal:])), func(now uint32) { //nolint:gosec // two's complement
+			table.each(int64(binary.BigEndian.Uint64(hashes[8*ordinal:])), func(now uint32) {
 				candidates = append(candidates, pair{ordinal, now})
 			})
 		}

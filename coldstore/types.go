@@ -211,7 +211,7 @@ func (c *column) decimalCodec() codec {
 		return &typed[int32]{
 			parse: func(raw []byte) (int32, bool) {
 				v, ok := unscaled(raw)
-				return int32(v.Int64()), ok //nolint:gosec // at most nine digits
+				return int32(v.Int64()), ok
 			},
 			format: func(dst []byte, v int32) []byte { return appendDecimal(dst, strconv.FormatInt(int64(v), 10), scale) },
 		}
@@ -229,7 +229,7 @@ func (c *column) decimalCodec() codec {
 		parse: func(raw []byte) (parquet.FixedLenByteArray, bool) {
 			v, ok := unscaled(raw)
 			if v.Sign() < 0 {
-				v.Add(v, new(big.Int).Lsh(big.NewInt(1), uint(size)*8)) //nolint:gosec // a small length
+				v.Add(v, new(big.Int).Lsh(big.NewInt(1), uint(size)*8))
 			}
 			return v.FillBytes(make([]byte, size)), ok
 		},

@@ -95,7 +95,7 @@ func (s *Store) verifySegment(ctx context.Context, segment *segmentRow, hashes [
 		return nil
 	}
 	bits := dead.all()
-	if n := int64(bits.GetCardinality()); n != segment.deadCount { //nolint:gosec // rows of one file
+	if n := int64(bits.GetCardinality()); n != segment.deadCount {
 		found("%d dead rows instead of %d", n, segment.deadCount)
 	}
 	if !bits.IsEmpty() && int64(bits.Maximum()) >= segment.rows {
@@ -111,7 +111,7 @@ func (s *Store) verifySegment(ctx context.Context, segment *segmentRow, hashes [
 		return nil
 	}
 	for i, h := range stored {
-		if h != int64(binary.BigEndian.Uint64(hashes[8*i:])) { //nolint:gosec // two's complement
+		if h != int64(binary.BigEndian.Uint64(hashes[8*i:])) {
 			found("the key hash of row %d differs from the catalog's", i)
 			break
 		}

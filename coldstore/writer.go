@@ -36,7 +36,6 @@ type segmentWriter struct {
 	// Of the row at hand, reused from row to row.
 	values    [][]byte // raw value by column, nil for one that is missing
 	exactRow  objectWriter
-	keyRow    objectWriter
 	extras    []member
 	keyValues map[string][]byte
 }
