@@ -113,7 +113,7 @@ func (i *instance) directDSN(role string, params url.Values) string {
 func demoDSN(role string, port int, params url.Values) string {
 	u := url.URL{
 		Scheme: "postgres", User: url.UserPassword(role, role), Host: fmt.Sprintf("127.0.0.1:%d", port), Path: "/" + database,
-		RawQuery: params.Encode(),
+		RawQuery: strings.ReplaceAll(params.Encode(), "+", "%20"), // a + is a + to PostgreSQL's drivers
 	}
 	return u.String()
 }

@@ -128,7 +128,7 @@ func (c *client) rowsByKey(table, predicate string, object bool) map[string]stri
 		key = fmt.Sprintf("to_jsonb(t.%q)", columns[0][0])
 	}
 	rows := map[string]string{}
-	for _, r := range c.rows(fmt.Sprintf("SELECT %s, to_jsonb(t) FROM %s t WHERE %s", key, table, predicate)) {
+	for _, r := range c.rows(fmt.Sprintf("SELECT %s, to_jsonb(t.*) FROM %s t WHERE %s", key, table, predicate)) {
 		rows[r[0]] = r[1]
 	}
 	return rows
