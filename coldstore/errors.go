@@ -10,8 +10,8 @@ import (
 	"github.com/koldproxy/koldproxy"
 )
 
-// CorruptError says that an object is not what the catalog says it is. Path into it: Offset is a position in bytes where
-// one is known, otherwise -1.
+// CorruptError says that an object is not what the catalog says it is. Offset is a position in bytes where one is known,
+// otherwise -1.
 type CorruptError struct {
 	Object string
 	Offset int64
@@ -42,6 +42,9 @@ var errStale = errors.New("another flush has published meanwhile")
 
 // errCancelled says that the job was cancelled or taken over while it ran.
 var errCancelled = errors.New("the job was cancelled or taken over")
+
+// errInvariant marks what must never happen: the catalog contradicts itself.
+var errInvariant = errors.New("the catalog contradicts itself")
 
 func errUnknownKind(k kind) error {
 	return fmt.Errorf("%w: column kind %q", ErrUnknownFormat, k)

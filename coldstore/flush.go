@@ -152,6 +152,9 @@ func (s *Store) flushFile(ctx context.Context, t *managedTable, j *job, through 
 	return more, s.cfg.step("published")
 }
 
+// maxFileRows bounds what is kept in memory for each row of a file (seq and hash), whatever max_rows_per_file says.
+const maxFileRows = 1 << 20
+
 // encode writes the oldest rows of the mirror to temp, under one snapshot, and fills in the segment's size and checksum.
 func (s *Store) encode(ctx context.Context, t *managedTable, segment *segmentRow, through koldproxy.Seq, temp io.Writer) (sum summary, more bool, err error) {
 	hash := sha256.New()
@@ -170,7 +173,7 @@ func (s *Store) encode(ctx context.Context, t *managedTable, segment *segmentRow
 			return err
 		}
 		err = shape.read(ctx, tx, through, func(row *mirrorRow) (bool, error) {
-			if w.full(t.maxPerFile, s.cfg.MaxFileBytes) {
+			if w.full(min(t.maxPerFile, maxFileRows), s.cfg.MaxFileBytes) {
 				more = true // this row begins the next file
 				return true, nil
 			}

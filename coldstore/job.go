@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/rs/zerolog"
 
 	"github.com/koldproxy/koldproxy"
 )
@@ -169,7 +170,6 @@ func (s *Store) carryOut(ctx context.Context, j *job) error {
 		close(s.running[j.id])
 		delete(s.running, j.id)
 	}()
-	log := s.log.With().Str("job", j.id.String()).Uint32("table", j.table).Logger()
 	begin := time.Now()
 	status, err := s.flush(ctx, j)
 	var message *string
@@ -189,7 +189,11 @@ func (s *Store) carryOut(ctx context.Context, j *job) error {
 	}
 	s.metrics.flushSeconds.Observe(time.Since(begin).Seconds())
 	s.metrics.flushes.WithLabelValues(status).Inc()
-	log.Info().Str("status", status).Int64("rows", j.rows).Int64("segments", j.segments).AnErr("err", err).Dur("took", time.Since(begin)).Msg("flush ended")
+	level := zerolog.InfoLevel
+	if status == jobError {
+		level = zerolog.ErrorLevel
+	}
+	s.log.WithLevel(level).Str("job", j.id.String()).Uint32("table", j.table).Str("status", status).Int64("rows", j.rows).Int64("segments", j.segments).AnErr("err", err).Dur("took", time.Since(begin)).Msg("flush ended")
 
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()

@@ -46,7 +46,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		return h
 	}
 	m := &metrics{
-		flushes:       byStatus("flushes_total", "Flush jobs that ended, by status (completed, not_due, error, cancelled)."),
+		flushes:       byStatus("flushes_total", "Flush jobs that ended, by status (completed, not_due, error, cancelled, queued: put back)."),
 		flushSeconds:  histogram("flush_seconds", "Duration of flush jobs.", prometheus.ExponentialBuckets(0.01, 4, 9)),
 		rowsFlushed:   counter("flushed_rows_total", "Rows moved from mirrors into segments."),
 		bytesWritten:  counter("written_bytes_total", "Bytes of published segments."),

@@ -2,7 +2,6 @@ package coldstore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -231,6 +230,3 @@ func (s *Store) appendRows(ctx context.Context, segment *segmentRow, ordinals []
 	}
 	return nil
 }
-
-// errInvariant marks what must never happen: the catalog contradicts itself.
-var errInvariant = errors.New("the catalog contradicts itself")

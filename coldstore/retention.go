@@ -120,19 +120,25 @@ func (s *Store) sweep(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	var errs []error
 	for i := range segments {
-		segment := &segments[i]
-		if err := s.cfg.step("sweep"); err != nil {
-			return false, err
-		}
-		if err := s.bucket.Delete(ctx, segment.object); err != nil {
-			return false, fmt.Errorf("remove object of segment %s: %w", segment.id, err)
-		}
-		if _, err := s.pool.Exec(ctx, "DELETE FROM koldstore.segment WHERE segment_id = $1 AND state = 'deleted'", segment.id); err != nil {
-			return false, fmt.Errorf("forget segment %s: %w", segment.id, err)
-		}
-		s.cache.drop(segment.id)
-		s.metrics.deleted.Inc()
+		errs = append(errs, s.remove(ctx, &segments[i]))
 	}
-	return len(segments) == sweepBatch, nil
+	err = errors.Join(errs...)
+	return err == nil && len(segments) == sweepBatch, err
+}
+
+func (s *Store) remove(ctx context.Context, segment *segmentRow) error {
+	if err := s.cfg.step("sweep"); err != nil {
+		return err
+	}
+	if err := s.bucket.Delete(ctx, segment.object); err != nil {
+		return fmt.Errorf("remove object of segment %s: %w", segment.id, err)
+	}
+	if _, err := s.pool.Exec(ctx, "DELETE FROM koldstore.segment WHERE segment_id = $1 AND state = 'deleted'", segment.id); err != nil {
+		return fmt.Errorf("forget segment %s: %w", segment.id, err)
+	}
+	s.cache.drop(segment.id)
+	s.metrics.deleted.Inc()
+	return nil
 }

@@ -2,6 +2,7 @@ package coldstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -21,20 +22,17 @@ func (s *Store) RunJobs(ctx context.Context) (worked bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	var errs []error
 	if j != nil {
 		worked = true
-		if err := s.carryOut(ctx, j); err != nil {
-			return true, err
-		}
+		errs = append(errs, s.carryOut(ctx, j))
 	}
 	for _, chore := range []func(context.Context) (bool, error){s.dropExpired, s.sweep, s.queueDue} {
 		did, err := chore(ctx)
 		worked = worked || did
-		if err != nil {
-			return worked, err
-		}
+		errs = append(errs, err) // one that fails does not keep the others from their work
 	}
-	return worked, nil
+	return worked, errors.Join(errs...)
 }
 
 // queueDue queues flushes of tables whose policy asks for one.

@@ -28,8 +28,8 @@ func TestKindsGiveBackWhatTheyTakeOrRefuseIt(t *testing.T) {
 		c := column{Name: "c", Kind: k}
 		for _, raw := range strings.Fields(strings.ReplaceAll(values, " BC", "_BC")) {
 			raw = strings.ReplaceAll(raw, "_BC", " BC")
-			if got, ok := through(t, &c, raw); !ok || got != raw {
-				t.Errorf("%s: %s came back as %s (%v)", k, raw, got, ok)
+			if !accepts(t, &c, raw) {
+				t.Errorf("%s: %s was refused", k, raw)
 			}
 		}
 	}
@@ -49,8 +49,8 @@ func TestKindsGiveBackWhatTheyTakeOrRefuseIt(t *testing.T) {
 	for k, values := range refused {
 		c := column{Name: "c", Kind: k}
 		for _, raw := range values {
-			if got, ok := through(t, &c, raw); ok {
-				t.Errorf("%s: %s was accepted and came back as %s", k, raw, got)
+			if accepts(t, &c, raw) {
+				t.Errorf("%s: %s was accepted", k, raw)
 			}
 		}
 	}
@@ -67,41 +67,24 @@ func TestDecimalsOfEveryWidth(t *testing.T) {
 			raw = "-" + raw
 		}
 		c := column{Name: "c", Kind: kindDecimal, Precision: precision, Scale: scale}
-		if got, ok := through(t, &c, raw); !ok || got != raw {
-			t.Fatalf("decimal(%d,%d): %s came back as %s (%v)", precision, scale, raw, got, ok)
+		if !accepts(t, &c, raw) {
+			t.Fatalf("decimal(%d,%d): %s was refused", precision, scale, raw)
 		}
-		for _, other := range []string{raw + "0", raw + ".", `"NaN"`, "-0", "1e2", strings.Repeat("9", 39)} {
-			if got, ok := through(t, &c, other); ok && got != other {
-				t.Fatalf("decimal(%d,%d): %s came back as %s", precision, scale, other, got)
+		for _, other := range []string{raw + ".", `"NaN"`, "-0", "1e2", "+" + raw, strings.Repeat("9", 39)} {
+			if accepts(t, &c, other) {
+				t.Fatalf("decimal(%d,%d): %s was accepted", precision, scale, other)
 			}
 		}
 	})
 }
 
-// through adds a raw value to a codec and renders it again.
-func through(t interface{ Fatal(args ...any) }, c *column, raw string) (string, bool) {
+// accepts says whether a column of the kind keeps a raw value; add itself renders the value again and compares.
+func accepts(t interface{ Fatal(args ...any) }, c *column, raw string) bool {
 	codec, err := c.codec()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !codec.add([]byte(raw)) {
-		return "", false
-	}
-	switch codec := codec.(type) {
-	case *typed[bool]:
-		return string(codec.format(nil, codec.values[0])), true
-	case *typed[int32]:
-		return string(codec.format(nil, codec.values[0])), true
-	case *typed[int64]:
-		return string(codec.format(nil, codec.values[0])), true
-	case *typed[float32]:
-		return string(codec.format(nil, codec.values[0])), true
-	case *typed[float64]:
-		return string(codec.format(nil, codec.values[0])), true
-	default:
-		codec.addNull()
-		return raw, true
-	}
+	return codec.add([]byte(raw))
 }
 
 func TestDaysAreAnUnbrokenCount(t *testing.T) {

@@ -1,0 +1,57 @@
+package coldstore
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"github.com/apache/arrow-go/v18/parquet"
+)
+
+// objectReader gives the Parquet library random access to one version of an object, for the length of one call.
+type objectReader struct {
+	ctx context.Context //nolint:containedctx // lives for one call
+	f   *segmentFile
+	pos int64
+}
+
+var _ parquet.ReaderAtSeeker = (*objectReader)(nil)
+
+// ReadAt implements io.ReaderAt.
+func (r *objectReader) ReadAt(p []byte, off int64) (int, error) {
+	n := min(int64(len(p)), r.f.size-off)
+	if n < 0 || off < 0 {
+		return 0, io.EOF
+	}
+	data, err := r.f.bucket.GetRange(r.ctx, r.f.object, r.f.version, off, n)
+	if err != nil {
+		return 0, err
+	}
+	copy(p, data)
+	if int(n) < len(p) {
+		return int(n), io.EOF
+	}
+	return int(n), nil
+}
+
+// Read implements io.Reader.
+func (r *objectReader) Read(p []byte) (int, error) {
+	n, err := r.ReadAt(p, r.pos)
+	r.pos += int64(n)
+	return n, err
+}
+
+// Seek implements io.Seeker.
+func (r *objectReader) Seek(offset int64, whence int) (int64, error) {
+	switch whence {
+	case io.SeekCurrent:
+		offset += r.pos
+	case io.SeekEnd:
+		offset += r.f.size
+	}
+	if offset < 0 {
+		return 0, errors.New("seek before the beginning")
+	}
+	r.pos = offset
+	return offset, nil
+}
