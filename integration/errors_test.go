@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -24,9 +25,11 @@ var protocols = []struct {
 // badInput is a statement that is refused, with what it is refused with.
 type badInput struct {
 	sql, code, text string
-	role            string // default demo
+	role            string // one or more; default demo
 	hint            string // part of the hint, if one is due
 }
+
+const both = "demo postgres"
 
 // TestBadInput sends what must be refused: each in every protocol, in autocommit and in a transaction block, and checks
 // that the session goes on as after an error of PostgreSQL's own.
@@ -54,13 +57,7 @@ func TestBadInput(t *testing.T) {
 	}
 
 	for _, in := range badStatements(w) {
-		roles := []string{in.role}
-		if in.role == "" {
-			roles = []string{"demo"}
-		} else if in.role == "both" {
-			roles = []string{"demo", "postgres"}
-		}
-		for _, role := range roles {
+		for _, role := range strings.Fields(cmp.Or(in.role, "demo")) {
 			for _, p := range protocols {
 				t.Run(fmt.Sprintf("%s as %s, %s protocol", in.sql, role, p.name), func(t *testing.T) {
 					in.check(t, w.connectAs(t, role), p.mode)
@@ -118,7 +115,7 @@ func (in badInput) check(t *testing.T, c *client, mode pgx.QueryExecMode) {
 }
 
 func badStatements(w *tenant) []badInput {
-	list := []badInput{
+	return []badInput{
 		// CREATE STREAM
 		{sql: "CREATE STREAM s ON orders", code: "42601", text: "WHEN", hint: "WHEN"},
 		{sql: "CREATE STREAM s ON orders WITH (start = 'now')", code: "42601", text: "WHEN", hint: "WHEN"},
@@ -166,17 +163,17 @@ func badStatements(w *tenant) []badInput {
 		{sql: "DROP TABLE orders", code: "2BP01"},
 
 		// The log is read-only, for everybody.
-		{sql: "INSERT INTO _stream_there (id, op, k, ts) VALUES ('1', 'put', '1', now())", code: "42809", text: "_stream_there", hint: "DROP STREAM", role: "both"},
-		{sql: "INSERT INTO _stream_there (id, op, k, ts) VALUES ('1', 'put', '1', now()) ON CONFLICT DO NOTHING", code: "42809", hint: "DROP STREAM", role: "both"},
-		{sql: "UPDATE _stream_there SET op = 'exit'", code: "42809", hint: "DROP STREAM", role: "both"},
-		{sql: "UPDATE _stream_there SET op = 'exit' WHERE false", code: "42809", hint: "DROP STREAM", role: "both"},
-		{sql: "DELETE FROM _stream_there", code: "42809", hint: "DROP STREAM", role: "both"},
-		{sql: "WITH gone AS (DELETE FROM _stream_there RETURNING 1) SELECT count(*) FROM gone", code: "42809", hint: "DROP STREAM", role: "both"},
-		{sql: "MERGE INTO _stream_there s USING (SELECT 1) x ON true WHEN MATCHED THEN DELETE", code: "42809", hint: "DROP STREAM", role: "both"},
-		{sql: "TRUNCATE _stream_there", code: "42809", hint: "DROP STREAM", role: "both"},
-		{sql: "DROP TABLE _stream_there", code: "42809", text: "_stream_there", hint: "DROP STREAM", role: "both"},
-		{sql: "DROP TABLE _stream_there CASCADE", code: "42809", hint: "DROP STREAM", role: "both"},
-		{sql: "DROP SCHEMA " + w.schema + " CASCADE", code: "42809", hint: "DROP STREAM", role: "both"},
+		{sql: "INSERT INTO _stream_there (id, op, k, ts) VALUES ('1', 'put', '1', now())", code: "42809", text: "_stream_there", hint: "DROP STREAM", role: both},
+		{sql: "INSERT INTO _stream_there (id, op, k, ts) VALUES ('1', 'put', '1', now()) ON CONFLICT DO NOTHING", code: "42809", hint: "DROP STREAM", role: both},
+		{sql: "UPDATE _stream_there SET op = 'exit'", code: "42809", hint: "DROP STREAM", role: both},
+		{sql: "UPDATE _stream_there SET op = 'exit' WHERE false", code: "42809", hint: "DROP STREAM", role: both},
+		{sql: "DELETE FROM _stream_there", code: "42809", hint: "DROP STREAM", role: both},
+		{sql: "WITH gone AS (DELETE FROM _stream_there RETURNING 1) SELECT count(*) FROM gone", code: "42809", hint: "DROP STREAM", role: both},
+		{sql: "MERGE INTO _stream_there s USING (SELECT 1) x ON true WHEN MATCHED THEN DELETE", code: "42809", hint: "DROP STREAM", role: both},
+		{sql: "TRUNCATE _stream_there", code: "42809", hint: "DROP STREAM", role: both},
+		{sql: "DROP TABLE _stream_there", code: "42809", text: "_stream_there", hint: "DROP STREAM", role: both},
+		{sql: "DROP TABLE _stream_there CASCADE", code: "42809", hint: "DROP STREAM", role: both},
+		{sql: "DROP SCHEMA " + w.schema + " CASCADE", code: "42809", hint: "DROP STREAM", role: both},
 		{sql: "ALTER TABLE _stream_there ADD x int", code: "42809", hint: "DROP STREAM", role: "postgres"},
 		{sql: "ALTER TABLE _stream_there RENAME TO something", code: "42809", hint: "DROP STREAM", role: "postgres"},
 		{sql: "ALTER TABLE _stream_there DISABLE TRIGGER ALL", code: "42809", hint: "DROP STREAM", role: "postgres"},
@@ -186,7 +183,7 @@ func badStatements(w *tenant) []badInput {
 		{sql: "CREATE RULE r AS ON INSERT TO _stream_there DO INSTEAD NOTHING", code: "42809", hint: "DROP STREAM", role: "postgres"},
 		{sql: "ALTER TABLE _stream_there ADD x int", code: "42501", text: "owner"},
 		{sql: "SET session_replication_role = replica; DELETE FROM _stream_there", code: "42809", hint: "DROP STREAM", role: "postgres"},
-		{sql: "DELETE FROM koldstore.feed__cl", code: "42809", text: "feed__cl", role: "both"},
+		{sql: "DELETE FROM koldstore.feed__cl", code: "42809", text: "feed__cl", role: both},
 
 		// The feed.
 		{sql: "SELECT * FROM koldstore.changes_since('feed', limit_rows => 10, last_rows => 11)", code: "22023", text: "last_rows"},
@@ -209,7 +206,6 @@ func badStatements(w *tenant) []badInput {
 		{sql: "SELECT koldstore.table_status('orders')", code: "55000", text: "not managed"},
 		{sql: "SELECT koldstore.wait_for_async_mirror('-1 s')", code: "22023", text: "timeout"},
 	}
-	return list
 }
 
 // TestPrivilegesAreTheCallers: streams and feeds show rows to those who may read all of the table.

@@ -36,14 +36,12 @@ func serveExisting(t *testing.T, superuser bool) (*instance, *client, *client) {
 	quoted := "'" + strings.ReplaceAll(s.password, "'", "''") + "'"
 	admin.exec(fmt.Sprintf(`CREATE ROLE %[1]s LOGIN PASSWORD %[3]s; CREATE ROLE %[2]s LOGIN %[4]s PASSWORD %[3]s; GRANT %[1]s TO %[2]s;
 		ALTER DATABASE %[5]s OWNER TO %[1]s; ALTER SCHEMA public OWNER TO %[1]s`, s.app, s.svc, quoted, options, db))
-	maintenance := open(t, cluster.DSN("postgres", "", ""))
-	t.Cleanup(func() { // registered after, so done before, the database is dropped
+	t.Cleanup(func() { // before the database is dropped
 		owned := open(t, cluster.DSN(db, "", ""))
-		owned.exec(fmt.Sprintf("DROP EVENT TRIGGER IF EXISTS koldproxy_drop; DROP EVENT TRIGGER IF EXISTS koldproxy_ddl; DROP PUBLICATION IF EXISTS koldproxy; DROP SCHEMA IF EXISTS koldstore CASCADE"))
+		owned.exec("DROP EVENT TRIGGER IF EXISTS koldproxy_drop; DROP EVENT TRIGGER IF EXISTS koldproxy_ddl; DROP PUBLICATION IF EXISTS koldproxy; DROP SCHEMA IF EXISTS koldstore CASCADE")
 		owned.exec(fmt.Sprintf("REASSIGN OWNED BY %s, %s TO postgres; DROP OWNED BY %s, %s", s.app, s.svc, s.app, s.svc))
 		owned.exec(fmt.Sprintf("DROP ROLE %s, %s", s.svc, s.app))
 	})
-	_ = maintenance
 
 	inst := newInstance(t, func(home string, p ports) ([]string, error) {
 		cold := filepath.Join(home, keptName)

@@ -102,9 +102,9 @@ func TestValuesOfEveryType(t *testing.T) {
 	c.exec("CREATE STREAM everything ON everything WHEN (true) WITH (pre_image = true)")
 	c.exec("SELECT koldstore.manage_table('everything')")
 
-	// Row 0 is NULL everywhere; row i has each column's i-th value, or its first one again. Values are written as the fixed
-	// settings read them, so that 04/03 is no matter; what is strange is the session that updates them.
-	c.exec(fmt.Sprintf(`INSERT INTO everything (id, "_") VALUES (0, NULL)`))
+	// Row 0 is NULL everywhere; the others have each column's values in turn. Values are written under the fixed settings, so
+	// that they mean what they say; what is strange is a session that updates the rows afterwards.
+	c.exec(`INSERT INTO everything (id, "_") VALUES (0, NULL)`)
 	for i := range rows {
 		names, values := []string{"id"}, []string{fmt.Sprint(i + 1)}
 		for _, col := range columns {
