@@ -88,11 +88,6 @@ func preflight(ctx context.Context, c *config) []finding {
 		findings = append(findings, checkDatabase(ctx, conn, name)...)
 		_ = conn.Close(context.WithoutCancel(ctx))
 	}
-	if len(c.Postgres.Databases) == 0 {
-		findings = append(findings, finding{
-			Subject: "databases", Text: "postgres.databases is empty", Remedy: "name the databases that shall have streams and feeds",
-		})
-	}
 	return findings
 }
 

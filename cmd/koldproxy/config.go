@@ -31,7 +31,7 @@ type config struct {
 		DSN string `toml:"dsn"`
 		// PasswordFile is a file with the service role's password, for those who keep it out of the configuration.
 		PasswordFile string `toml:"password_file"`
-		// Databases are those with streams and feeds; every other database is passed through as it is.
+		// Databases are those with streams and feeds, one at least; every other database is passed through as it is.
 		Databases []string `toml:"databases"`
 	} `toml:"postgres"`
 	Proxy struct {
@@ -183,7 +183,7 @@ func (c *config) assignFlag(kv string) error {
 	return fmt.Errorf("--set %s: unknown key", key)
 }
 
-// validate reports all problems at once, in the words of the file. databases says whether the command works on databases.
+// validate reports all problems at once, in the words of the file.
 func (c *config) validate() error {
 	var errs []error
 	bad := func(key, format string, args ...any) {
@@ -195,6 +195,9 @@ func (c *config) validate() error {
 		bad("postgres.dsn", "%v", err)
 	} else {
 		errs = append(errs, c.proxyConfig(pg).Validate(), c.applyConfig(c.Postgres.DSN).Validate())
+	}
+	if len(c.Postgres.Databases) == 0 {
+		bad("postgres.databases", "names no database")
 	}
 	for i, name := range c.Postgres.Databases {
 		if name == "" || slices.Contains(c.Postgres.Databases[:i], name) {

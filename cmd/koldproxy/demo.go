@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -52,7 +53,7 @@ An empty --…-listen turns that listener off; port 0 takes a free one.`,
 	flags := cmd.Flags()
 	flags.StringVar(&d.data, "data", "", "keep everything in this `DIR`; without it a temporary folder is used and removed at exit")
 	flags.StringVar(&d.pgBin, "pg-bin", "", "`DIR` with the PostgreSQL binaries; default: the newest found")
-	flags.StringVar(&d.listen, "listen", "127.0.0.1:6543", "`ADDRESS` of the proxy")
+	flags.StringVar(&d.listen, "listen", "127.0.0.1:6543", "`ADDRESS` of the proxy, host:port or unix:/path/.s.PGSQL.6543")
 	flags.StringVar(&d.pgListen, "pg-listen", "127.0.0.1:0", "`ADDRESS` of PostgreSQL itself")
 	flags.StringVar(&d.mqttListen, "mqtt-listen", "127.0.0.1:1883", "`ADDRESS` of the MQTT broker")
 	flags.StringVar(&d.httpListen, "http-listen", "127.0.0.1:9632", "`ADDRESS` of /metrics, /healthz and /readyz")
@@ -83,14 +84,6 @@ func (d *demoOptions) run(ctx context.Context, cmd *cobra.Command) error {
 	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), demoStop)
 	defer cancel()
 	return errors.Join(err, cluster.Stop(stopping))
-}
-
-// unlessDone drops an error of work that was cut short because the person at the keyboard said so.
-func unlessDone(ctx context.Context, err error) error {
-	if ctx.Err() == nil {
-		return err
-	}
-	return nil
 }
 
 // whileRunning calls do with a context that also ends when PostgreSQL does, which is an error then.
@@ -193,17 +186,28 @@ func (d *demoOptions) finishConfig(cfg *config, cluster *localpg.Cluster, passwo
 	return writeAdminConfig(filepath.Join(folder, "koldproxy.toml"), cfg)
 }
 
+// demoDSN is how the role demo connects through the proxy.
 func demoDSN(e endpoints) string {
-	return (&url.URL{
-		Scheme: "postgres", User: url.UserPassword(demoUser, demoUser), Host: e.proxy[0].String(), Path: "/" + demoDatabase,
-	}).String()
+	u := url.URL{Scheme: "postgres", User: url.UserPassword(demoUser, demoUser), Path: "/" + demoDatabase}
+	address := e.proxy[0].String()
+	if e.proxy[0].Network() != "unix" {
+		u.Host = address
+		return u.String()
+	}
+	folder, name := filepath.Split(address)
+	u.RawQuery = url.Values{"host": {filepath.Clean(folder)}, "port": {strings.TrimPrefix(name, ".s.PGSQL.")}}.Encode()
+	return u.String()
 }
 
 // announce tells the person, and whoever waits for the first line, that everything accepts connections.
 func (d *demoOptions) announce(cmd *cobra.Command, e endpoints) error {
 	text := "koldproxy ready\n"
 	if len(e.proxy) > 0 {
-		text += "psql " + demoDSN(e) + "\n"
+		dsn := demoDSN(e)
+		if strings.Contains(dsn, "?") { // which a shell would take for a pattern
+			dsn = "'" + dsn + "'"
+		}
+		text += "psql " + dsn + "\n"
 	}
 	if e.mqtt != nil {
 		host, port, err := net.SplitHostPort(e.mqtt.String())

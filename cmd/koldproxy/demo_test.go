@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -139,6 +140,45 @@ func TestKeptDemoGoesOnAfterKill(t *testing.T) {
 	}
 }
 
+func TestKilledDemoLeavesNothing(t *testing.T) {
+	t.Parallel()
+	p := start(t, demoArgs()...)
+	dsn, _, _ := p.ready()
+	conn := connectTo(t, strings.Replace(dsn, "demo:demo", "postgres:postgres", 1))
+	folder := filepath.Dir(ask1[string](t, conn, "SHOW data_directory"))
+	if _, err := os.Stat(filepath.Join(folder, "cold")); err != nil {
+		t.Errorf("the cold store is elsewhere: %v", err)
+	}
+	raw, err := os.ReadFile(filepath.Join(folder, "data", "postmaster.pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid := firstNumber(t, raw)
+	if err := p.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	p.wait()
+	for end := time.Now().Add(processTimeout); ; time.Sleep(5 * time.Millisecond) {
+		_, err := os.Stat(folder)
+		if errors.Is(err, os.ErrNotExist) && syscall.Kill(pid, 0) != nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s or process %d is still there", folder, pid)
+		}
+	}
+}
+
+func firstNumber(t *testing.T, postmasterPID []byte) int {
+	t.Helper()
+	line, _, _ := strings.Cut(string(postmasterPID), "\n")
+	pid, err := strconv.Atoi(line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
 func TestDemoNamesAPortThatIsTaken(t *testing.T) {
 	t.Parallel()
 	p := start(t, demoArgs()...)
@@ -152,9 +192,10 @@ func TestDemoNamesAPortThatIsTaken(t *testing.T) {
 
 func TestDemoWithEveryListenerButTheProxyTurnedOff(t *testing.T) {
 	t.Parallel()
-	p := start(t, "demo", "--listen", "127.0.0.1:0", "--pg-listen", "", "--mqtt-listen", "", "--http-listen", "")
+	socket := filepath.Join(reachableDir(t), ".s.PGSQL.6543")
+	p := start(t, "demo", "--listen", "unix:"+socket, "--pg-listen", "", "--mqtt-listen", "", "--http-listen", "")
 	p.line("koldproxy ready")
-	conn := connectTo(t, p.line("psql "))
+	conn := connectTo(t, p.psqlLine())
 	if got := ask1[string](t, conn, "SHOW listen_addresses"); got != "" {
 		t.Errorf("PostgreSQL listens at %q", got)
 	}
@@ -170,11 +211,7 @@ func TestDemoEndsWhenPostgreSQLDoes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var pid int
-	for _, digit := range strings.SplitN(string(raw), "\n", 2)[0] {
-		pid = 10*pid + int(digit-'0')
-	}
-	if err := syscall.Kill(pid, syscall.SIGQUIT); err != nil {
+	if err := syscall.Kill(firstNumber(t, raw), syscall.SIGQUIT); err != nil {
 		t.Fatal(err)
 	}
 	if code := p.wait(); code != exitFailed || !strings.Contains(p.output(), "PostgreSQL has ended") {

@@ -82,9 +82,6 @@ func eachDatabase(cmd *cobra.Command, opts *options, do func(ctx context.Context
 	if err != nil {
 		return err
 	}
-	if len(c.Postgres.Databases) == 0 {
-		return usageError{fmt.Errorf("postgres.databases: names no database")}
-	}
 	for _, name := range c.Postgres.Databases {
 		if err := do(cmd.Context(), c, name); err != nil {
 			return fmt.Errorf("database %s: %w", name, err)

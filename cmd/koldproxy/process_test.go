@@ -144,13 +144,16 @@ func demoArgs(more ...string) []string {
 func (p *process) ready() (dsn, broker, httpURL string) {
 	p.t.Helper()
 	p.line("koldproxy ready")
-	dsn = p.line("psql ")
+	dsn = p.psqlLine()
 	match := regexp.MustCompile(`^-h (\S+) -p (\S+) `).FindStringSubmatch(p.line("mosquitto_sub "))
 	if match == nil {
 		p.t.Fatalf("no broker:\n%s", p.output())
 	}
 	return dsn, match[1] + ":" + match[2], strings.TrimSuffix(p.line("curl "), "/metrics")
 }
+
+// psqlLine is the DSN that the demo's psql line names.
+func (p *process) psqlLine() string { return strings.Trim(p.line("psql "), "'") }
 
 func connectTo(t *testing.T, dsn string) *pgx.Conn {
 	t.Helper()

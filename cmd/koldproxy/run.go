@@ -50,10 +50,18 @@ func run(ctx context.Context, cfg *config, log zerolog.Logger, ready func(contex
 	s := &service{cfg: cfg, log: log, registry: prometheus.NewRegistry()}
 	if err := s.open(ctx); err != nil {
 		s.databases.close()
-		return errors.Join(err, ls.close())
+		return errors.Join(unlessDone(ctx, err), ls.close())
 	}
 	defer s.databases.close()
 	return s.serve(ctx, ls, ready)
+}
+
+// unlessDone drops an error of work that was cut short because the person at the keyboard said so.
+func unlessDone(ctx context.Context, err error) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	return nil
 }
 
 func listen(ctx context.Context, cfg *config) (ls listeners, err error) {
@@ -152,8 +160,14 @@ func (s *service) serve(ctx context.Context, ls listeners, ready func(context.Co
 	defer stop()
 	parts, partsCtx := errgroup.WithContext(base)
 	front, frontCtx := errgroup.WithContext(ctx)
-	// A part that fails takes the front down, too.
-	stopFront := context.AfterFunc(partsCtx, func() { front.Go(func() error { return errPartFailed }) })
+	front.Go(func() error {
+		select {
+		case <-partsCtx.Done(): // a part that fails takes the front down, too
+			return errPartFailed
+		case <-frontCtx.Done():
+			return nil
+		}
+	})
 
 	for _, db := range s.databases {
 		parts.Go(func() error { return db.run(partsCtx) })
@@ -180,13 +194,12 @@ func (s *service) serve(ctx context.Context, ls listeners, ready func(context.Co
 	})
 
 	err := front.Wait()
-	stopFront()
 	stop()
 	if partErr := parts.Wait(); partErr != nil {
 		return partErr // the cause; the front only followed
 	}
-	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return nil // told to stop while starting
+	if errors.Is(err, context.Canceled) { // told to stop while starting
+		return unlessDone(ctx, err)
 	}
 	return err
 }
