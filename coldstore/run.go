@@ -13,7 +13,7 @@ import (
 // RunJobs does what is to be done now: at most one queued flush, then what retention and the sweep ask for. Every
 // PolicyInterval it also queues flushes of tables that are due. worked says that there may be more to do at once.
 //
-// It is for the leader. At its first call it takes up jobs that a dead process has left.
+// It is for the leader. Its first call, and the first one of every Run, takes up jobs that a dead process has left.
 func (s *Store) RunJobs(ctx context.Context) (worked bool, err error) {
 	if err := s.adopt(ctx); err != nil {
 		return false, err
@@ -87,6 +87,10 @@ func (s *Store) queueDue(ctx context.Context) (bool, error) {
 // Run calls RunJobs until ctx ends: as long as there is work, then whenever koldstore_job is notified, and every PollInterval.
 // It returns nil when ctx has ended; troubles are logged and tried again. One connection of its own listens.
 func (s *Store) Run(ctx context.Context) error {
+	s.mu.Lock()
+	s.requeue = true // who led before may have left jobs, also when it was this process long ago
+	s.policyAt = time.Time{}
+	s.mu.Unlock()
 	wake := make(chan struct{}, 1)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { s.listen(ctx, wake); return nil })
