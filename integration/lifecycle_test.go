@@ -38,8 +38,8 @@ func TestSignalsEndTheDemo(t *testing.T) {
 				_, err := busy.Exec(busy.ctx, "SELECT pg_sleep(600)")
 				result <- err
 			}()
-			await(t, "the long statement to run", func() bool {
-				return inTransaction.text("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%' AND state = 'active'") == "1"
+			await(t, "the long statement to run", func() bool { // not within a transaction, which sees one state of the view
+				return idle.text("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%' AND state = 'active'") == "1"
 			})
 			stopped := make(chan error, 1)
 			go func() { stopped <- inst.stop(sig) }()
