@@ -4,22 +4,24 @@ import "fmt"
 
 // SQLSTATE codes of koldproxy's own and those of PostgreSQL that it answers with. docs/architecture.md says when.
 const (
-	CodeRetentionGap        = "KS001" // a cursor below the retained beginning of a feed
-	CodeColdUnreadable      = "KS002" // cold storage cannot be read or is damaged
-	CodeProxyNeeded         = "KS003" // the statement needs koldproxy in front of the server
-	CodeSyntaxError         = "42601"
-	CodeFeatureNotSupported = "0A000"
-	CodeInvalidParameter    = "22023"
-	CodeNotInPrerequisite   = "55000"
-	CodeInsufficientPriv    = "42501"
-	CodeProtocolViolation   = "08P01"
-	CodeConnectionFailure   = "08006"
-	CodeCannotConnect       = "08001"
-	CodeTooManyConnections  = "53300"
-	CodeAdminShutdown       = "57P01"
-	CodeCannotConnectNow    = "57P03"
-	CodeQueryCanceled       = "57014"
-	CodeInternal            = "XX000"
+	CodeRetentionGap         = "KS001" // a cursor below the retained beginning of a feed
+	CodeColdUnreadable       = "KS002" // cold storage cannot be read or is damaged
+	CodeProxyNeeded          = "KS003" // the statement needs koldproxy in front of the server
+	CodeSyntaxError          = "42601"
+	CodeFeatureNotSupported  = "0A000"
+	CodeInvalidParameter     = "22023"
+	CodeNotInPrerequisite    = "55000"
+	CodeInsufficientPriv     = "42501"
+	CodeProtocolViolation    = "08P01"
+	CodeConnectionFailure    = "08006"
+	CodeCannotConnect        = "08001"
+	CodeInvalidAuthorization = "28000"
+	CodeInvalidPassword      = "28P01"
+	CodeTooManyConnections   = "53300"
+	CodeAdminShutdown        = "57P01"
+	CodeCannotConnectNow     = "57P03"
+	CodeQueryCanceled        = "57014"
+	CodeInternal             = "XX000"
 )
 
 // Error is an error that becomes a PostgreSQL ErrorResponse. The zero Position means none; otherwise it counts characters

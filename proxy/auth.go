@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 
@@ -12,13 +13,40 @@ const (
 	maxAuthentication = 1 << 20  // one message of the server before the session begins
 )
 
-// errRefused says that the server has refused the session; its error has been passed on.
-var errRefused = errors.New("the server refused the session")
+// Kinds of authentication messages that more than one place speaks about.
+const (
+	authOK           = 0
+	authGSS          = 7
+	authSSPI         = 9
+	authSASL         = 10
+	authSASLContinue = 11
+	authSASLFinal    = 12
+)
 
-// relayAuthentication passes messages on one by one until the server is ready for queries. The client gets a turn only
-// when the server asks, so that it cannot send anything ahead of being let in. The messages are not changed: the server
-// authenticates the client, and koldproxy learns no more than it has to relay.
-func (s *session) relayAuthentication() error {
+// authKind is the kind of an authentication message. What is damaged counts as Ok, which asks the client for nothing.
+func authKind(body []byte) uint32 {
+	if len(body) < 4 {
+		return authOK
+	}
+	return binary.BigEndian.Uint32(body)
+}
+
+// errRefused says that the session has been refused, by the server or by koldproxy, and that the client has been told.
+var errRefused = errors.New("the session is refused")
+
+// refuse tells the client why it is not let in.
+func (s *session) refuse(e *koldproxy.Error) error {
+	if err := s.toClient(errorFields("FATAL", e).appendTo(nil, msgError)); err != nil {
+		return err
+	}
+	return errRefused
+}
+
+// authenticate passes messages on one by one until the server is ready for queries. The client gets a turn only when the
+// server asks, so that it cannot send anything ahead of being let in. The messages are not changed, but for what channel
+// binding needs (binding.go): the server authenticates the client, and koldproxy learns no more than it has to relay.
+// Only with auth = "scram" does it answer the server's request for SCRAM itself (terminate.go).
+func (s *session) authenticate(ctx context.Context) error {
 	for {
 		message, err := next(s.back, maxAuthentication, s.back.more(maxAuthentication))
 		if err != nil {
@@ -29,71 +57,78 @@ func (s *session) relayAuthentication() error {
 			s.keepKey(body) // before the client has it: it may cancel at once
 		}
 		s.tracker.received(typ, body)
-		if typ != msgAuth || !isNegotiated(body) {
-			if err := s.toClient(message); err != nil {
+		if typ == msgAuth && authKind(body) != authOK {
+			if err := s.prove(ctx, message); err != nil {
 				return err
 			}
+			continue
+		}
+		if err := s.toClient(message); err != nil {
+			return err
 		}
 		s.back.r += len(message)
-		switch {
-		case typ == msgError:
+		switch typ {
+		case msgError:
 			return errRefused
-		case typ == msgReady:
+		case msgReady:
 			return nil
-		case typ == msgAuth && isNegotiated(body):
-			if err := s.toClient(fatal(koldproxy.CodeFeatureNotSupported, "koldproxy cannot relay GSSAPI or SSPI authentication")); err != nil {
-				return err
-			}
-			return errRefused
-		case typ == msgAuth && asksClient(body):
-			if err := s.relayPassword(); err != nil {
-				return err
-			}
 		}
 	}
 }
 
-// isNegotiated says whether an authentication message begins GSSAPI or SSPI, whose tickets are made out to the host that
-// the client connected to, which is not the server.
-func isNegotiated(body []byte) bool {
-	const (
-		gss  = 7
-		sspi = 9
-	)
-	if len(body) < 4 {
-		return false
+// prove answers the server's request for a proof of who the client is. It consumes the request, which is in front of back.
+func (s *session) prove(ctx context.Context, request []byte) error {
+	body := request[headerLen:]
+	kind := authKind(body)
+	switch kind {
+	case authGSS, authSSPI: // their tickets are made out to the host that the client connected to, which is not the server
+		return s.refuse(koldproxy.Errorf(koldproxy.CodeFeatureNotSupported, "koldproxy cannot relay GSSAPI or SSPI authentication"))
+	case authSASL:
+		if s.endsSCRAM(body) {
+			offered := mechanisms(body)
+			s.back.r += len(request)
+			return s.endSCRAM(ctx, offered)
+		}
 	}
-	kind := binary.BigEndian.Uint32(body)
-	return kind == gss || kind == sspi
+	message := request
+	if kind == authSASL {
+		message = s.offer(request)
+	}
+	if err := s.toClient(message); err != nil {
+		return err
+	}
+	s.back.r += len(request)
+	if kind == authSASLFinal {
+		return nil // the server's proof, which needs no answer
+	}
+	answer, err := s.nextFromClient()
+	if err != nil {
+		return err
+	}
+	if kind == authSASL {
+		if refusal := s.checkBinding(answer); refusal != nil {
+			s.log.Warn().Msg("channel binding cannot be relayed: server and koldproxy show different certificates")
+			return s.refuse(refusal)
+		}
+	}
+	if err := s.toServer(answer); err != nil {
+		return err
+	}
+	s.front.r += len(answer)
+	return nil
 }
 
-// asksClient says whether an authentication message waits for an answer: all but Ok and SASLFinal.
-func asksClient(body []byte) bool {
-	if len(body) < 4 {
-		return false
-	}
-	const (
-		ok        = 0
-		saslFinal = 12
-	)
-	kind := binary.BigEndian.Uint32(body)
-	return kind != ok && kind != saslFinal
-}
-
-func (s *session) relayPassword() error {
+// nextFromClient is the client's answer to an authentication request. It stays in the buffer.
+func (s *session) nextFromClient() ([]byte, error) {
 	message, err := next(s.front, maxPassword, s.front.more(maxPassword))
 	if errors.Is(err, errMessageTooLarge) {
 		_ = s.toClient(fatal(koldproxy.CodeProtocolViolation, "koldproxy: the answer to an authentication request is too long"))
-		return err
+		return nil, err
 	}
 	if err != nil {
-		return &failure{sideClient, "read", err}
+		return nil, &failure{sideClient, "read", err}
 	}
-	if err := s.toServer(message); err != nil {
-		return err
-	}
-	s.front.r += len(message)
-	return nil
+	return message, nil
 }
 
 // next is the message in front of a stream, whole; it stays in the buffer. more reads on. A message of more than limit

@@ -105,7 +105,8 @@ func (s *Server) cancel(ctx context.Context, client net.Conn, packet startupPack
 	return s.sendCancel(ctx, packet.raw)
 }
 
-// sendCancel sends a cancel request to the server and waits until the server closes the connection.
+// sendCancel sends a cancel request to the server, encrypted like a session, and waits until the server closes the
+// connection.
 func (s *Server) sendCancel(ctx context.Context, request []byte) error {
 	ctx, stop := context.WithTimeout(ctx, s.cfg.CancelTimeout)
 	defer stop()
@@ -121,7 +122,7 @@ func (s *Server) sendCancel(ctx context.Context, request []byte) error {
 	if _, err := conn.Write(request); err != nil {
 		return &failure{sideServer, "write", err}
 	}
-	if _, err := io.Copy(io.Discard, io.LimitReader(conn, maxStartup)); err != nil && !isReset(err) {
+	if _, err := io.Copy(io.Discard, io.LimitReader(conn, maxStartup)); err != nil && !isEOF(err) && !isReset(err) {
 		return &failure{sideServer, "read", err}
 	}
 	return nil

@@ -18,17 +18,73 @@ const (
 	TLSRequire TLSMode = "require" // plain sessions are refused; cancel requests may be plain, as with PostgreSQL
 )
 
+// ClientCertMode says what certificate a client has to show. The words are those of clientcert in pg_hba.conf.
+type ClientCertMode string
+
+const (
+	ClientCertOptional   ClientCertMode = "optional"    // one that is shown must be valid
+	ClientCertVerifyCA   ClientCertMode = "verify-ca"   // one is required
+	ClientCertVerifyFull ClientCertMode = "verify-full" // and its common name must be the user
+)
+
+// ServerTLSMode says how far the connection to the server is protected. The words are libpq's sslmode.
+type ServerTLSMode string
+
+const (
+	ServerTLSDisable    ServerTLSMode = "disable"     // no TLS
+	ServerTLSPrefer     ServerTLSMode = "prefer"      // TLS if the server has it
+	ServerTLSRequire    ServerTLSMode = "require"     // TLS, whoever the server may be
+	ServerTLSVerifyCA   ServerTLSMode = "verify-ca"   // its certificate must come from ServerCA
+	ServerTLSVerifyFull ServerTLSMode = "verify-full" // and name the host of Upstream
+)
+
+// Negotiation says how TLS with the server begins.
+type Negotiation string
+
+const (
+	NegotiationPostgres Negotiation = "postgres" // by an SSLRequest
+	NegotiationDirect   Negotiation = "direct"   // at once, a round trip less; PostgreSQL 17 and later
+)
+
+// AuthMode says who authenticates clients.
+type AuthMode string
+
+const (
+	// AuthRelay passes the server's questions and the client's answers on.
+	AuthRelay AuthMode = "relay"
+	// AuthSCRAM has koldproxy check SCRAM passwords itself, with the verifiers that Deps.Verifiers reads from the server, and
+	// log in with what a correct answer reveals. Other methods are relayed.
+	AuthSCRAM AuthMode = "scram"
+)
+
 // Config is what the operator can say about the proxy. Start from [DefaultConfig].
 type Config struct {
 	// Upstream is the PostgreSQL server: host:port, or unix:/path/.s.PGSQL.5432.
 	Upstream string
-	// ServerTLS is the TLS mode of the connection to the server. Only "disable" is supported.
-	ServerTLS TLSMode
+	// ServerTLS is the TLS mode of connections to the server, those for cancel requests included. A Unix socket has no TLS.
+	ServerTLS ServerTLSMode
+	// ServerTLSNegotiation is how TLS with the server begins; "direct" needs ServerTLS "require" or stronger.
+	ServerTLSNegotiation Negotiation
+	// ServerCA is a PEM file with the authorities that may have signed the server's certificate. "verify-ca" needs it;
+	// "verify-full" without it trusts those of the system.
+	ServerCA string
+	// ServerCert and ServerKey are PEM files with the certificate that koldproxy shows to the server, for all users.
+	// Both or none.
+	ServerCert string
+	ServerKey  string
 
-	// ClientTLS is the TLS mode of client connections; anything but "disable" needs TLSCert and TLSKey, PEM files.
+	// ClientTLS is the TLS mode of client connections over TCP; anything but "disable" needs TLSCert and TLSKey, PEM files.
+	// All TLS files are read again when they change.
 	ClientTLS TLSMode
 	TLSCert   string
 	TLSKey    string
+	// ClientCA is a PEM file with the authorities that may have signed clients' certificates. Empty: clients are not asked.
+	ClientCA string
+	// ClientCert says what certificate a client with TLS has to show when ClientCA is set.
+	ClientCert ClientCertMode
+
+	// Auth says who authenticates clients.
+	Auth AuthMode
 
 	// Databases are those in which statements are intercepted. Empty means all. Sessions of other databases are passed
 	// through as they are.
@@ -66,18 +122,21 @@ type Config struct {
 // DefaultConfig returns the defaults. Only Upstream is left to say.
 func DefaultConfig() Config {
 	return Config{
-		ServerTLS:        TLSDisable,
-		ClientTLS:        TLSDisable,
-		MaxConnections:   10_000,
-		MaxHandshakes:    1000,
-		MaxCancels:       64,
-		HandshakeTimeout: 60 * time.Second,
-		ConnectTimeout:   10 * time.Second,
-		CancelTimeout:    10 * time.Second,
-		DrainTimeout:     30 * time.Second,
-		KeepAlive:        30 * time.Second,
-		InspectBytes:     1 << 20,
-		HoldBytes:        16 << 20,
+		ServerTLS:            ServerTLSDisable,
+		ServerTLSNegotiation: NegotiationPostgres,
+		ClientTLS:            TLSDisable,
+		ClientCert:           ClientCertVerifyCA,
+		Auth:                 AuthRelay,
+		MaxConnections:       10_000,
+		MaxHandshakes:        1000,
+		MaxCancels:           64,
+		HandshakeTimeout:     60 * time.Second,
+		ConnectTimeout:       10 * time.Second,
+		CancelTimeout:        10 * time.Second,
+		DrainTimeout:         30 * time.Second,
+		KeepAlive:            30 * time.Second,
+		InspectBytes:         1 << 20,
+		HoldBytes:            16 << 20,
 	}
 }
 
@@ -88,16 +147,7 @@ func (c Config) Validate() error {
 	if _, _, err := splitAddress(c.Upstream); err != nil {
 		problem("proxy.upstream: %w", err)
 	}
-	if c.ServerTLS != TLSDisable {
-		problem("proxy.server_tls: only %q is supported, not %q; connect to the server over a Unix socket or a trusted network",
-			TLSDisable, c.ServerTLS)
-	}
-	if !slices.Contains([]TLSMode{TLSDisable, TLSAllow, TLSRequire}, c.ClientTLS) {
-		problem("proxy.client_tls: must be disable, allow or require, not %q", c.ClientTLS)
-	}
-	if c.ClientTLS != TLSDisable && (c.TLSCert == "" || c.TLSKey == "") {
-		problem("proxy.client_tls: %q needs proxy.tls_cert and proxy.tls_key", c.ClientTLS)
-	}
+	c.validateTLS(problem)
 	for _, limit := range []struct {
 		name  string
 		value int
@@ -128,6 +178,67 @@ func (c Config) Validate() error {
 		}
 	}
 	return errors.Join(problems...)
+}
+
+// validateTLS names combinations that cannot work together with the ways out.
+func (c Config) validateTLS(problem func(format string, args ...any)) {
+	if !slices.Contains([]TLSMode{TLSDisable, TLSAllow, TLSRequire}, c.ClientTLS) {
+		problem("proxy.client_tls: must be disable, allow or require, not %q", c.ClientTLS)
+	}
+	if c.ClientTLS != TLSDisable && (c.TLSCert == "" || c.TLSKey == "") {
+		problem("proxy.client_tls: %q needs proxy.tls_cert and proxy.tls_key", c.ClientTLS)
+	}
+	if !slices.Contains([]ClientCertMode{ClientCertOptional, ClientCertVerifyCA, ClientCertVerifyFull}, c.ClientCert) {
+		problem("proxy.client_cert: must be optional, verify-ca or verify-full, not %q", c.ClientCert)
+	}
+	if c.ClientCA != "" && c.ClientTLS == TLSDisable {
+		problem(`proxy.client_ca: certificates come with TLS only; set proxy.client_tls to "require", or leave client_ca out`)
+	}
+	if c.ClientCA != "" && c.ClientTLS == TLSAllow && c.ClientCert != ClientCertOptional {
+		problem(`proxy.client_cert: %q can be evaded by connecting without TLS; set proxy.client_tls to "require", or client_cert to "optional"`,
+			c.ClientCert)
+	}
+	if !slices.Contains([]AuthMode{AuthRelay, AuthSCRAM}, c.Auth) {
+		problem("proxy.auth: must be relay or scram, not %q", c.Auth)
+	}
+	c.validateServerTLS(problem)
+}
+
+func (c Config) validateServerTLS(problem func(format string, args ...any)) {
+	modes := []ServerTLSMode{ServerTLSDisable, ServerTLSPrefer, ServerTLSRequire, ServerTLSVerifyCA, ServerTLSVerifyFull}
+	strength := slices.Index(modes, c.ServerTLS)
+	requires, verifies := strength >= 2, strength >= 3
+	if strength < 0 {
+		problem("proxy.server_tls: must be disable, prefer, require, verify-ca or verify-full, not %q", c.ServerTLS)
+		return
+	}
+	if strings.HasPrefix(c.Upstream, "unix:") && requires {
+		problem(`proxy.server_tls: %q is impossible over a Unix socket, which needs no TLS; set it to "disable", or reach the server by host:port`,
+			c.ServerTLS)
+	}
+	switch c.ServerTLSNegotiation {
+	case NegotiationPostgres:
+	case NegotiationDirect:
+		if !requires {
+			problem(`proxy.server_tls_negotiation: "direct" cannot fall back to plain connections; ` +
+				`set proxy.server_tls to "require" or stronger, or the negotiation to "postgres"`)
+		}
+	default:
+		problem("proxy.server_tls_negotiation: must be postgres or direct, not %q", c.ServerTLSNegotiation)
+	}
+	if c.ServerCA != "" && !verifies {
+		problem(`proxy.server_ca: %q does not look at it; set proxy.server_tls to "verify-ca" or "verify-full", or leave server_ca out`,
+			c.ServerTLS)
+	}
+	if c.ServerCA == "" && c.ServerTLS == ServerTLSVerifyCA {
+		problem(`proxy.server_tls: "verify-ca" needs proxy.server_ca; with the system's authorities only "verify-full" means something`)
+	}
+	if (c.ServerCert == "") != (c.ServerKey == "") {
+		problem("proxy.server_cert: needs proxy.server_key, and the other way round")
+	}
+	if c.ServerCert != "" && c.ServerTLS == ServerTLSDisable {
+		problem(`proxy.server_cert: certificates come with TLS only; set proxy.server_tls to "require" or stronger, or leave server_cert out`)
+	}
 }
 
 // splitAddress understands host:port and unix:/path.

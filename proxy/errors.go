@@ -20,7 +20,7 @@ const (
 // failure is an I/O error together with the side on which it happened.
 type failure struct {
 	side      side
-	direction string // "read", "write", "dial", "panic"
+	direction string // "read", "write", "dial", "handshake", "protocol", "panic"
 	err       error
 }
 

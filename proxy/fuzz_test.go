@@ -97,7 +97,7 @@ func FuzzStartup(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 12, 4, 0xd2, 0x16, 0x2e, 0, 0, 0, 0}, uint64(3))
 	f.Fuzz(func(t *testing.T, data []byte, seed uint64) {
 		conn := &pieces{in: bytes.Clone(data), rnd: rand.New(rand.NewPCG(seed, 1))}
-		packet, err := readStartup(newStream(conn), nil, TLSDisable)
+		packet, err := readStartup(newStream(conn), clientPolicy{mode: TLSDisable})
 		if err != nil {
 			return
 		}

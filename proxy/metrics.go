@@ -40,7 +40,7 @@ func NewMetrics(registerer prometheus.Registerer) *Metrics {
 			[]string{"side", "direction"}),
 		cancels: prometheus.NewCounter(counter("cancels_total", "Cancel requests that arrived.")),
 		refused: prometheus.NewCounterVec(
-			counter("refused_total", "Connections that were refused, by reason: handshakes, connections, draining or startup."),
+			counter("refused_total", "Connections that were refused, by reason: handshakes, connections, draining, startup or tls."),
 			[]string{"reason"}),
 	}
 	if registerer != nil {

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,6 +37,7 @@ type Deps struct {
 	Metrics     *Metrics    // nil: counted but not registered anywhere
 	Fulfiller   Fulfiller   // may be nil
 	StreamStats StreamStats // may be nil
+	Verifiers   Verifiers   // needed for auth = "scram"
 }
 
 // Server is a proxy in front of one PostgreSQL server. Its methods may be called concurrently.
@@ -46,7 +46,7 @@ type Server struct {
 	deps             Deps
 	log              zerolog.Logger
 	metrics          *Metrics
-	tls              *tls.Config
+	certs            *certificates
 	network, address string
 
 	keys       keyTable
@@ -60,7 +60,10 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	config, err := cfg.clientTLS()
+	if cfg.Auth == AuthSCRAM && deps.Verifiers == nil {
+		return nil, errors.New("proxy.auth: scram needs a source of password verifiers")
+	}
+	certs, err := newCertificates(cfg, deps.Log)
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +79,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 		deps:       deps,
 		log:        deps.Log,
 		metrics:    deps.Metrics,
-		tls:        config,
+		certs:      certs,
 		network:    network,
 		address:    address,
 		cancels:    make(chan struct{}, cfg.MaxCancels),
@@ -196,12 +199,12 @@ func (g *group) serveClient(ctx context.Context, conn net.Conn) {
 	defer conn.Close()
 	defer s.recovered()
 	s.tuneClient(conn)
-	_ = conn.SetDeadline(time.Now().Add(s.cfg.HandshakeTimeout))
+	deadline := time.Now().Add(s.cfg.HandshakeTimeout)
+	_ = conn.SetDeadline(deadline)
 	in := newStream(conn)
-	packet, err := readStartup(in, s.tls, s.cfg.ClientTLS)
+	packet, err := readStartup(in, s.policyFor(conn))
 	if err != nil {
-		s.metrics.refused.WithLabelValues("startup").Inc()
-		s.log.Debug().Err(err).Msg("no startup packet")
+		s.refused(err)
 		if e, ok := errors.AsType[*koldproxy.Error](err); ok {
 			_, _ = in.conn.Write(errorFields("FATAL", e).appendTo(nil, msgError))
 		}
@@ -224,6 +227,7 @@ func (g *group) serveClient(ctx context.Context, conn net.Conn) {
 		return
 	}
 	session := newSession(s, in, parseStartup(packet))
+	session.deadline = deadline
 	if !g.join(session) {
 		s.metrics.refused.WithLabelValues("draining").Inc()
 		_, _ = in.conn.Write(shuttingDown())
@@ -231,6 +235,17 @@ func (g *group) serveClient(ctx context.Context, conn net.Conn) {
 	}
 	defer g.leave(session)
 	session.run(ctx, packet, shaken)
+}
+
+// refused notes why a connection came to nothing before its startup packet.
+func (s *Server) refused(err error) {
+	if errors.Is(err, errHandshake) {
+		s.metrics.refused.WithLabelValues("tls").Inc()
+		s.log.Info().Err(err).Msg("no TLS connection with a client")
+		return
+	}
+	s.metrics.refused.WithLabelValues("startup").Inc()
+	s.log.Debug().Err(err).Msg("no startup packet")
 }
 
 // intercepts says whether statements of a database are looked at.

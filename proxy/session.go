@@ -27,8 +27,10 @@ var sessionNumbers atomic.Uint64
 type session struct {
 	server    *Server
 	log       zerolog.Logger
+	user      string
 	database  string
-	tracked   bool // false in replication sessions, whose protocol is another one
+	deadline  time.Time // of the handshake
+	tracked   bool      // false in replication sessions, whose protocol is another one
 	intercept bool
 
 	front     *stream // from the client
@@ -58,6 +60,7 @@ type session struct {
 func newSession(s *Server, front *stream, p startupParameters) *session {
 	session := &session{
 		server:   s,
+		user:     p.user,
 		database: p.database,
 		front:    front,
 		tracker:  newTracker(),
@@ -76,7 +79,9 @@ func newSession(s *Server, front *stream, p startupParameters) *session {
 // is closed. shaken is called when the handshake is over.
 func (s *session) run(ctx context.Context, packet startupPacket, shaken func()) {
 	defer close(s.ended)
-	conn, err := s.server.dial(ctx)
+	handshake, stop := context.WithDeadline(ctx, s.deadline)
+	defer stop()
+	conn, err := s.server.dial(handshake)
 	if err != nil {
 		s.note(err)
 		_ = s.toClient(fatal(koldproxy.CodeConnectionFailure, "koldproxy cannot connect to the PostgreSQL server"))
@@ -86,9 +91,9 @@ func (s *session) run(ctx context.Context, packet startupPacket, shaken func()) 
 	s.mu.Lock()
 	s.back = newStream(conn)
 	s.mu.Unlock()
-	_ = conn.SetDeadline(time.Now().Add(s.server.cfg.HandshakeTimeout))
+	_ = conn.SetDeadline(s.deadline)
 	defer s.forget()
-	if err := s.begin(packet); err != nil {
+	if err := s.begin(handshake, packet); err != nil {
 		s.notBegun(err)
 		return
 	}
@@ -123,7 +128,7 @@ func (s *session) guard(pump func() error) error {
 	return err
 }
 
-func (s *session) begin(packet startupPacket) error {
+func (s *session) begin(ctx context.Context, packet startupPacket) error {
 	if err := s.toServer(packet.raw); err != nil {
 		return err
 	}
@@ -131,7 +136,7 @@ func (s *session) begin(packet startupPacket) error {
 		_, _ = io.Copy(s.front.conn, io.LimitReader(s.back.conn, maxStartup))
 		return errRefused
 	}
-	return s.relayAuthentication()
+	return s.authenticate(ctx)
 }
 
 // notBegun tells the client why the handshake did not work out, unless the server has done so.

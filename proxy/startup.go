@@ -1,10 +1,8 @@
 package proxy
 
 import (
-	"crypto/tls"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -19,7 +17,7 @@ const (
 	codeGSSENC    = 80877104
 	minStartup    = 8
 	maxStartup    = 10_004 // PostgreSQL takes 10000 bytes behind the length
-	tlsHandshake  = 0x16   // first byte of a TLS record: direct TLS, which PostgreSQL 15 does not know either
+	tlsHandshake  = 0x16   // first byte of a TLS record; no length of a packet begins with it
 	protocolMajor = 3
 )
 
@@ -32,11 +30,19 @@ type startupPacket struct {
 	code uint32
 }
 
-// readStartup answers requests for encryption until the client sends a startup packet or a cancel request. It returns the
-// connection to go on with, which is another one after a TLS handshake. An error that is a *koldproxy.Error is for the
-// client.
-func readStartup(in *stream, tlsConfig *tls.Config, mode TLSMode) (startupPacket, error) {
+// readStartup answers requests for encryption until the client sends a startup packet or a cancel request. The connection
+// to go on with, which is another one after a TLS handshake, is in's. An error that is a *koldproxy.Error is for the client.
+func readStartup(in *stream, policy clientPolicy) (startupPacket, error) {
 	var tlsDone, gssDone bool
+	if err := in.fill(bufferSize); err != nil {
+		return startupPacket{}, err
+	}
+	if in.buffered()[0] == tlsHandshake {
+		tlsDone = true
+		if err := policy.encryptDirectly(in); err != nil {
+			return startupPacket{}, err
+		}
+	}
 	for {
 		raw, err := readStartupPacket(in)
 		if err != nil {
@@ -49,7 +55,7 @@ func readStartup(in *stream, tlsConfig *tls.Config, mode TLSMode) (startupPacket
 				return startupPacket{}, unsupportedVersion(code)
 			}
 			tlsDone = true
-			if err := answerSSL(in, tlsConfig); err != nil {
+			if err := answerSSL(in, policy); err != nil {
 				return startupPacket{}, err
 			}
 		case codeGSSENC:
@@ -61,12 +67,11 @@ func readStartup(in *stream, tlsConfig *tls.Config, mode TLSMode) (startupPacket
 				return startupPacket{}, err
 			}
 		default:
-			_, encrypted := in.conn.(*tlsConn)
-			if code != codeCancel && mode == TLSRequire && !encrypted {
-				return startupPacket{}, koldproxy.Errorf("28000", "koldproxy accepts encrypted connections only").
-					WithHint("Connect with sslmode=require or stronger.")
+			packet := startupPacket{raw: raw, code: code}
+			if code == codeCancel { // may come in any way, as with PostgreSQL
+				return packet, nil
 			}
-			return startupPacket{raw: raw, code: code}, nil
+			return packet, policy.permits(in.conn, packet)
 		}
 	}
 }
@@ -75,9 +80,6 @@ func readStartup(in *stream, tlsConfig *tls.Config, mode TLSMode) (startupPacket
 func readStartupPacket(in *stream) ([]byte, error) {
 	for {
 		b := in.buffered()
-		if len(b) > 0 && b[0] == tlsHandshake {
-			return nil, errClosed
-		}
 		if len(b) >= 4 {
 			size := binary.BigEndian.Uint32(b)
 			if size < minStartup || size > maxStartup {
@@ -100,8 +102,8 @@ func unsupportedVersion(code uint32) error {
 }
 
 // answerSSL answers an SSLRequest and makes the handshake if TLS is configured.
-func answerSSL(in *stream, config *tls.Config) error {
-	if config == nil {
+func answerSSL(in *stream, policy clientPolicy) error {
+	if policy.config == nil {
 		return refuseEncryption(in, "SSL")
 	}
 	if _, err := in.conn.Write([]byte{'S'}); err != nil {
@@ -110,12 +112,7 @@ func answerSSL(in *stream, config *tls.Config) error {
 	if len(in.buffered()) > 0 {
 		return stuffed("SSL")
 	}
-	conn := tls.Server(in.conn, config)
-	if err := conn.Handshake(); err != nil {
-		return fmt.Errorf("TLS handshake: %w", err)
-	}
-	in.conn = &tlsConn{Conn: conn}
-	return nil
+	return policy.encrypt(in)
 }
 
 func refuseEncryption(in *stream, what string) error {

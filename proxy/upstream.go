@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// dial opens a connection to the server.
+// dial opens a connection to the server, encrypted as configured.
 func (s *Server) dial(ctx context.Context) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.ConnectTimeout)
 	defer cancel()
@@ -20,7 +20,13 @@ func (s *Server) dial(ctx context.Context) (net.Conn, error) {
 		return nil, &failure{sideServer, "dial", err}
 	}
 	setUserTimeout(conn, s.cfg.userTimeout())
-	return conn, nil
+	host, _, _ := net.SplitHostPort(s.address)
+	secure, err := s.encryptServer(ctx, conn, host)
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return secure, nil
 }
 
 // probes is how many keepalive probes a silent peer gets.
