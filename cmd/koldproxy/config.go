@@ -38,12 +38,28 @@ type config struct {
 		// Listen is where clients connect: host:port, or unix:/path with the path of the socket itself (clients look for
 		// /dir/.s.PGSQL.6543), several separated by commas. Empty turns the proxy off.
 		Listen string `toml:"listen"`
-		// TLSCert and TLSKey are PEM files for client connections; ClientTLS is disable, allow or require.
+		// ClientTLS is disable, allow (the client decides) or require, for clients over TCP. TLSCert and TLSKey are PEM files
+		// with what they are shown. All TLS files are read again when they change, and at SIGHUP.
+		ClientTLS string `toml:"client_tls"`
 		TLSCert   string `toml:"tls_cert"`
 		TLSKey    string `toml:"tls_key"`
-		ClientTLS string `toml:"client_tls"`
-		// ServerTLS is the TLS mode towards the server; this version has disable only.
-		ServerTLS string `toml:"server_tls"`
+		// ClientCA is a PEM file with the authorities of client certificates; empty: clients are not asked for any.
+		// ClientCert is optional (one that is shown must be valid), verify-ca (one is required) or verify-full (and its
+		// common name must be the user).
+		ClientCA   string `toml:"client_ca"`
+		ClientCert string `toml:"client_cert"`
+		// Auth is relay (the server authenticates the client) or scram (koldproxy checks SCRAM passwords with the verifiers
+		// in pg_authid, which the service role must be able to read). See docs/security.md for when scram is needed.
+		Auth string `toml:"auth"`
+		// ServerTLS protects connections to the server as libpq's sslmode does: disable, prefer, require, verify-ca or
+		// verify-full. ServerTLSNegotiation is postgres, or direct for PostgreSQL 17 and later.
+		ServerTLS            string `toml:"server_tls"`
+		ServerTLSNegotiation string `toml:"server_tls_negotiation"`
+		// ServerCA is a PEM file with the authorities of the server's certificate; verify-full trusts the system's without it.
+		ServerCA string `toml:"server_ca"`
+		// ServerCert and ServerKey are PEM files with a certificate to show to the server, for all users.
+		ServerCert string `toml:"server_cert"`
+		ServerKey  string `toml:"server_key"`
 		// MaxConnections bounds the sessions.
 		MaxConnections int `toml:"max_connections"`
 		// DrainTimeout is how long open transactions may go on after SIGTERM.
@@ -88,7 +104,10 @@ func defaultConfig() *config {
 	c.Proxy.Listen = "127.0.0.1:6543"
 	pc := proxy.DefaultConfig()
 	c.Proxy.ClientTLS = string(pc.ClientTLS)
+	c.Proxy.ClientCert = string(pc.ClientCert)
+	c.Proxy.Auth = string(pc.Auth)
 	c.Proxy.ServerTLS = string(pc.ServerTLS)
+	c.Proxy.ServerTLSNegotiation = string(pc.ServerTLSNegotiation)
 	c.Proxy.MaxConnections = pc.MaxConnections
 	c.Proxy.DrainTimeout = duration(3 * time.Second) // SIGTERM ends the process within five seconds
 	ac := walapply.DefaultConfig("")
@@ -320,8 +339,12 @@ func (c *config) proxyConfig(pg *pgx.ConnConfig) proxy.Config {
 	if pc.Upstream = address; network == "unix" {
 		pc.Upstream = "unix:" + address
 	}
-	pc.TLSCert, pc.TLSKey = c.Proxy.TLSCert, c.Proxy.TLSKey
-	pc.ClientTLS, pc.ServerTLS = proxy.TLSMode(c.Proxy.ClientTLS), proxy.TLSMode(c.Proxy.ServerTLS)
+	pc.ClientTLS, pc.TLSCert, pc.TLSKey = proxy.TLSMode(c.Proxy.ClientTLS), c.Proxy.TLSCert, c.Proxy.TLSKey
+	pc.ClientCA, pc.ClientCert = c.Proxy.ClientCA, proxy.ClientCertMode(c.Proxy.ClientCert)
+	pc.Auth = proxy.AuthMode(c.Proxy.Auth)
+	pc.ServerTLS = proxy.ServerTLSMode(c.Proxy.ServerTLS)
+	pc.ServerTLSNegotiation = proxy.Negotiation(c.Proxy.ServerTLSNegotiation)
+	pc.ServerCA, pc.ServerCert, pc.ServerKey = c.Proxy.ServerCA, c.Proxy.ServerCert, c.Proxy.ServerKey
 	pc.MaxConnections = c.Proxy.MaxConnections
 	pc.DrainTimeout = time.Duration(c.Proxy.DrainTimeout)
 	return pc

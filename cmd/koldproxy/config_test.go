@@ -121,7 +121,7 @@ func TestValidateReportsAllProblemsAtOnce(t *testing.T) {
 func TestValidateAsksThePackages(t *testing.T) {
 	t.Parallel()
 	c, err := loadConfig(&options{set: []string{
-		"postgres.dsn=postgres://h/d", "postgres.databases=d", "proxy.client_tls=require", "proxy.server_tls=verify-full", "proxy.max_connections=0", "apply.batch_rows=0",
+		"postgres.dsn=postgres://h/d", "postgres.databases=d", "proxy.client_tls=require", "proxy.server_tls=verify-ca", "proxy.max_connections=0", "apply.batch_rows=0",
 	}}, nil)
 	if err != nil {
 		t.Fatal(err)
