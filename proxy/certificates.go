@@ -82,7 +82,9 @@ func (c *certificates) read(stamp string) error {
 	}
 	c.failed = ""
 	c.value.Store(m)
-	c.log.Info().Msg("TLS files reloaded")
+	if stamp != "" {
+		c.log.Info().Msg("TLS files reloaded")
+	}
 	return nil
 }
 

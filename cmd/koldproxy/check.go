@@ -14,6 +14,7 @@ import (
 	"github.com/koldproxy/koldproxy/coldstore"
 	"github.com/koldproxy/koldproxy/internal/localpg"
 	"github.com/koldproxy/koldproxy/migrations"
+	"github.com/koldproxy/koldproxy/proxy"
 )
 
 // finding is the outcome of one preflight.
@@ -84,6 +85,9 @@ func preflight(ctx context.Context, c *config) []finding {
 		}
 		if name == c.Postgres.Databases[0] {
 			findings = append(findings, checkServer(ctx, conn)...)
+			if proxy.AuthMode(c.Proxy.Auth) == proxy.AuthSCRAM {
+				findings = append(findings, checkVerifiers(ctx, conn))
+			}
 		}
 		findings = append(findings, checkDatabase(ctx, conn, name)...)
 		_ = conn.Close(context.WithoutCancel(ctx))
@@ -131,6 +135,15 @@ func checkServer(ctx context.Context, conn *pgx.Conn) []finding {
 			return finding{OK: value == "true", Text: value, Remedy: "ALTER ROLE … REPLICATION for the service role"}
 		}),
 	}
+}
+
+// checkVerifiers looks whether auth = "scram" can work.
+func checkVerifiers(ctx context.Context, conn *pgx.Conn) finding {
+	const readable = `SELECT (has_column_privilege('pg_catalog.pg_authid', 'rolname', 'SELECT')
+		AND has_column_privilege('pg_catalog.pg_authid', 'rolpassword', 'SELECT'))::text`
+	return ask(ctx, conn, "password verifiers", readable, func(value string) finding {
+		return finding{OK: value == "true", Text: "readable: " + value, Remedy: verifierRemedy}
+	})
 }
 
 func checkDatabase(ctx context.Context, conn *pgx.Conn, name string) []finding {

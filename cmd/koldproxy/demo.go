@@ -151,7 +151,7 @@ func (d *demoOptions) serve(ctx context.Context, cmd *cobra.Command, cfg *config
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	toured, tourErr := false, error(nil)
-	err := run(ctx, cfg, log, func(ctx context.Context, e endpoints) error {
+	err := run(ctx, cfg, log, nil, func(ctx context.Context, e endpoints) error {
 		if err := d.announce(cmd, e); err != nil || !d.tour {
 			return err
 		}

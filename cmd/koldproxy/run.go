@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -36,24 +37,27 @@ type service struct {
 	log       zerolog.Logger
 	registry  *prometheus.Registry
 	databases databases
+	verifiers *verifiers   // nil without auth = "scram"
 	broker    *mqtt.Broker // nil when turned off
 	proxy     *proxy.Server
 }
 
 // run is the one way to start koldproxy: it opens the sockets, brings the catalog of each database up to date, and serves
-// until ctx ends or a part fails. ready is called when everything accepts connections; an error of it ends run too.
-func run(ctx context.Context, cfg *config, log zerolog.Logger, ready func(context.Context, endpoints) error) error {
+// until ctx ends or a part fails. ready is called when everything accepts connections; an error of it ends run too. Each
+// value from hangups, which may be nil, reloads what can be reloaded.
+func run(
+	ctx context.Context, cfg *config, log zerolog.Logger, hangups <-chan os.Signal, ready func(context.Context, endpoints) error,
+) error {
 	ls, err := listen(ctx, cfg)
 	if err != nil {
 		return errors.Join(err, ls.close())
 	}
 	s := &service{cfg: cfg, log: log, registry: prometheus.NewRegistry()}
+	defer s.close()
 	if err := s.open(ctx); err != nil {
-		s.databases.close()
 		return errors.Join(unlessDone(ctx, err), ls.close())
 	}
-	defer s.databases.close()
-	return s.serve(ctx, ls, ready)
+	return s.serve(ctx, ls, hangups, ready)
 }
 
 // unlessDone drops an error of work that was cut short because the person at the keyboard said so.
@@ -144,18 +148,32 @@ func (s *service) open(ctx context.Context) error {
 	}
 	pc := s.cfg.proxyConfig(pg)
 	pc.Databases = s.databases.names()
-	s.proxy, err = proxy.New(pc, proxy.Deps{
+	deps := proxy.Deps{
 		Log:         s.log.With().Str("part", "proxy").Logger(),
 		Metrics:     proxy.NewMetrics(s.registry),
 		Fulfiller:   s.databases,
 		StreamStats: s.databases,
-	})
+	}
+	if pc.Auth == proxy.AuthSCRAM {
+		if s.verifiers, err = openVerifiers(ctx, s.cfg); err != nil {
+			return err
+		}
+		deps.Verifiers = s.verifiers
+	}
+	s.proxy, err = proxy.New(pc, deps)
 	return err
+}
+
+func (s *service) close() {
+	s.verifiers.close()
+	s.databases.close()
 }
 
 // serve runs all parts. When ctx ends it first drains the proxy, whose sessions may still need the others, and then stops
 // them.
-func (s *service) serve(ctx context.Context, ls listeners, ready func(context.Context, endpoints) error) error {
+func (s *service) serve(
+	ctx context.Context, ls listeners, hangups <-chan os.Signal, ready func(context.Context, endpoints) error,
+) error {
 	base, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	parts, partsCtx := errgroup.WithContext(base)
@@ -182,6 +200,7 @@ func (s *service) serve(ctx context.Context, ls listeners, ready func(context.Co
 	for _, ln := range ls.proxy {
 		front.Go(func() error { return s.proxy.Serve(frontCtx, ln) })
 	}
+	front.Go(func() error { return s.reloadOn(frontCtx, hangups) })
 	front.Go(func() error {
 		if err := s.databases.awaitReady(frontCtx); err != nil {
 			return err
@@ -202,6 +221,19 @@ func (s *service) serve(ctx context.Context, ls listeners, ready func(context.Co
 		return unlessDone(ctx, err)
 	}
 	return err
+}
+
+// reloadOn reloads the TLS files at each hangup until ctx ends. Errors are logged, and the old files stay in use.
+func (s *service) reloadOn(ctx context.Context, hangups <-chan os.Signal) error {
+	for {
+		select {
+		case <-hangups:
+			s.log.Info().Msg("SIGHUP: reloading the TLS files; a restart is needed to change the configuration")
+			_ = s.proxy.Reload()
+		case <-ctx.Done():
+			return nil
+		}
+	}
 }
 
 var errPartFailed = errors.New("a part of koldproxy failed")

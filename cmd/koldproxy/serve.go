@@ -24,8 +24,10 @@ func newServeCommand(opts *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			defer ignoreHangup(log)()
-			return run(cmd.Context(), cfg, log, func(_ context.Context, e endpoints) error {
+			hangups := make(chan os.Signal, 1)
+			signal.Notify(hangups, syscall.SIGHUP) // which would end the process otherwise
+			defer signal.Stop(hangups)
+			return run(cmd.Context(), cfg, log, hangups, func(_ context.Context, e endpoints) error {
 				e.log(log)
 				return nil
 			})
@@ -50,22 +52,4 @@ func (e endpoints) log(log zerolog.Logger) {
 		event = event.Str("http", e.http.String())
 	}
 	event.Msg("ready")
-}
-
-// ignoreHangup answers SIGHUP, which would otherwise end the process, by saying that this version reloads nothing.
-func ignoreHangup(log zerolog.Logger) (stop func()) {
-	hangups := make(chan os.Signal, 1)
-	signal.Notify(hangups, syscall.SIGHUP)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for range hangups {
-			log.Warn().Msg("SIGHUP: nothing can be reloaded; restart to change the configuration")
-		}
-	}()
-	return func() {
-		signal.Stop(hangups)
-		close(hangups)
-		<-done
-	}
 }

@@ -270,7 +270,7 @@ func TestServeSurvivesHangup(t *testing.T) {
 	if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(processTimeout); !strings.Contains(p.output(), "nothing can be reloaded"); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(processTimeout); !strings.Contains(p.output(), "SIGHUP: reloading"); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) || p.ended() {
 			t.Fatalf("no answer to SIGHUP:\n%s", p.output())
 		}

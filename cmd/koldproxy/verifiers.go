@@ -1,0 +1,69 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/koldproxy/koldproxy"
+)
+
+// verifiers reads what the server stores of passwords, for auth = "scram". It has connections of its own, so that a login
+// never waits for other work of koldproxy's.
+type verifiers struct{ pool *pgxpool.Pool }
+
+// maxVerifierConns bounds those connections: a look-up takes well below a millisecond.
+const maxVerifierConns = 4
+
+// openVerifiers connects and makes sure that the service role may read verifiers.
+func openVerifiers(ctx context.Context, cfg *config) (*verifiers, error) {
+	dsn, err := cfg.dsn(cfg.Postgres.Databases[0]) // roles are the same in all databases
+	if err != nil {
+		return nil, err
+	}
+	pc, err := pgxpool.ParseConfig(dsn)
+	if err != nil {
+		return nil, errors.New("postgres.dsn is no connection string")
+	}
+	pc.ConnConfig.RuntimeParams["application_name"] = "koldproxy"
+	pc.MaxConns = maxVerifierConns
+	pool, err := pgxpool.NewWithConfig(ctx, pc)
+	if err != nil {
+		return nil, err
+	}
+	v := &verifiers{pool}
+	if _, err := v.Verifier(ctx, ""); err != nil {
+		pool.Close()
+		return nil, fmt.Errorf(`proxy.auth = "scram": %w`, err)
+	}
+	return v, nil
+}
+
+// verifierRemedy is what gives the service role the right to read verifiers.
+const verifierRemedy = "GRANT SELECT (rolname, rolpassword) ON pg_catalog.pg_authid TO the service role"
+
+// Verifier implements proxy.Verifiers.
+func (v *verifiers) Verifier(ctx context.Context, user string) (string, error) {
+	var password *string
+	err := v.pool.QueryRow(ctx, "SELECT rolpassword FROM pg_catalog.pg_authid WHERE rolname = $1", user).Scan(&password)
+	pe, ok := errors.AsType[*pgconn.PgError](err)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows), err == nil && password == nil:
+		return "", nil
+	case ok && pe.Code == koldproxy.CodeInsufficientPriv:
+		return "", fmt.Errorf("the service role may not read password verifiers (%w); %s", err, verifierRemedy)
+	case err != nil:
+		return "", fmt.Errorf("read a password verifier: %w", err)
+	}
+	return *password, nil
+}
+
+func (v *verifiers) close() {
+	if v != nil {
+		v.pool.Close()
+	}
+}
