@@ -9,8 +9,8 @@ import (
 	"github.com/koldproxy/koldproxy/rewrite"
 )
 
-// rewritten looks at the SQL of a Query or a Parse. t is nil when nobody has to remember anything about it; sql is the text
-// to send.
+// rewritten looks at the SQL of a Query or a Parse. t is nil when nobody has to remember anything about it; out is the text
+// to send if it is another one.
 func (s *session) rewritten(sql []byte) (t *text, out string, changed bool) {
 	if !rewrite.NeedsLook(sql) {
 		return nil, "", false
@@ -47,7 +47,7 @@ func (s *session) rewritten(sql []byte) (t *text, out string, changed bool) {
 	if t.mayDemand {
 		t.repeatable = repeatable(input)
 	}
-	return t, r.SQL, t.changed
+	return t, r.SQL, r.Changed
 }
 
 // rewrittenQuery returns what to send for the body of a Query; nil means the message as it is.

@@ -132,13 +132,14 @@ func TestRefusedTextsAreSyntaxErrors(t *testing.T) {
 	conn := connect(t)
 	for _, c := range refusals {
 		in := strings.Replace(c.in, "^", "", 1)
-		_, err := conn.PgConn().Exec(context.Background(), in).ReadAll()
+		r := Rewrite(in, conforming)
+		_, err := conn.PgConn().Exec(context.Background(), r.SQL).ReadAll()
 		var pgErr *pgconn.PgError
 		if !errors.As(err, &pgErr) {
 			t.Errorf("%s: PostgreSQL accepts it", in)
 			continue
 		}
-		if at := Rewrite(in, conforming).RefusalAt; pgErr.Code != "42601" || int(pgErr.Position) != at {
+		if at := r.RefusalAt; pgErr.Code != "42601" || int(pgErr.Position) != at {
 			t.Errorf("%s: PostgreSQL says %s at %d, RefusalAt is %d", in, pgErr.Code, pgErr.Position, at)
 		}
 	}

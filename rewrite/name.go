@@ -60,6 +60,9 @@ func (s *source) isLabel(i int) bool {
 	return t.kind == tIdent || t.kind == tUnicodeIdent || t.keyword != kNone
 }
 
+// isRoleName reports whether the token at index i may name a role: PostgreSQL's NonReservedWord.
+func (s *source) isRoleName(i int) bool { return s.isLabel(i) && s.tokens[i].keyword != kReserved }
+
 // clip cuts a name off where PostgreSQL does.
 func clip(name string) string {
 	if len(name) <= maxNameBytes {

@@ -7,19 +7,34 @@ import (
 	"github.com/koldproxy/koldproxy"
 )
 
+// optionForm says what an option looks like.
+type optionForm int
+
+const (
+	valueNeeded   optionForm = iota // name = value
+	valueOptional                   // or name alone, which is true
+	valueAbsent                     // name alone, which is null
+)
+
 // options reads ( name = value, … ) and returns it as a JSON object in the order typed. Names and values are passed on
 // as they are: which of them exist is for the procedure to say.
 //
 // The object is put together from the client's own bytes and stays in the client's encoding.
-func (p *parser) options() string {
+func (p *parser) options(form optionForm) string {
 	var out strings.Builder
 	seen := make(map[string]bool)
 	p.expect(tOpen)
 	for p.err == nil {
 		at := p.i
 		name := p.nextName(p.isLabel(p.i))
-		p.expect(tEquals)
-		value := p.optionValue()
+		value := "null"
+		switch {
+		case form == valueNeeded, form == valueOptional && p.i < p.to && p.is(p.i, tEquals):
+			p.expect(tEquals)
+			value = p.optionValue()
+		case form == valueOptional:
+			value = "true"
+		}
 		if p.err != nil {
 			break
 		}
@@ -66,13 +81,7 @@ func (p *parser) optionValue() string {
 		return jsonString(sign + text) // 30d, and numbers that JSON does not have: 0x1F, .5, 1_000
 	case sign != "" || p.is(i-1, tPlus):
 	case kind == tString || kind == tUnicodeString:
-		value, ok := literalValue(text)
-		if !ok {
-			p.fail(koldproxy.CodeFeatureNotSupported, "string literals with escapes are not supported in the options of a stream", i)
-			return ""
-		}
-		p.i++
-		return jsonString(value)
+		return jsonString(p.literal())
 	case kind == tTrue || kind == tFalse:
 		p.i++
 		return foldASCII(text)
@@ -84,6 +93,28 @@ func (p *parser) optionValue() string {
 	}
 	p.unexpected(i)
 	return ""
+}
+
+// literal reads a string literal without escapes.
+func (p *parser) literal() string {
+	if p.err != nil {
+		return ""
+	}
+	if p.i < p.to && p.is(p.i, tParam) {
+		p.fail(codeUndefinedParam, "there is no parameter "+p.text(p.i), p.i)
+		return ""
+	}
+	if p.i >= p.to || !p.is(p.i, tString) && !p.is(p.i, tUnicodeString) {
+		p.unexpected(p.i)
+		return ""
+	}
+	value, ok := literalValue(p.text(p.i))
+	if !ok {
+		p.fail(koldproxy.CodeFeatureNotSupported, "string literals with escapes are not supported in the statements of koldproxy", p.i)
+		return ""
+	}
+	p.i++
+	return value
 }
 
 // literalValue decodes a plain or dollar-quoted literal, and E” where it has no escapes.

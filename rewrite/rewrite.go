@@ -32,9 +32,10 @@ type Result struct {
 	Positions PositionMap
 	// Statements lists the rewritten statements in the order of the text.
 	Statements []Statement
-	// Refusal is set when the text is koldproxy's but not acceptable. It is to be sent unchanged; PostgreSQL answers with
-	// a syntax error at the character RefusalAt, whose fields are to be replaced by these. An error at any other place
-	// is one that PostgreSQL met first, and goes to the client as it is.
+	// Refusal is set when the text is koldproxy's but not acceptable. SQL is to be sent all the same: PostgreSQL answers
+	// with a syntax error at the character RefusalAt, whose fields are to be replaced by these. An error at any other place
+	// is one that PostgreSQL met first, and goes to the client as it is. SQL is the input then or, where PostgreSQL could
+	// take that for one of its own statements, the input with something in it that is an error in any case.
 	Refusal *koldproxy.Error
 	// RefusalAt is where PostgreSQL's own error will point, in characters from 1; zero without Refusal.
 	RefusalAt int
@@ -78,6 +79,9 @@ func Rewrite(sql string, opts Options) Result {
 			unchanged.Refusal = refusal
 			unchanged.RefusalAt = r.chars.position(r.firstCustom)
 		}
+		if r.spoil {
+			unchanged.SQL, unchanged.Changed = sql[:r.firstCustom]+spoiler+sql[r.firstCustom:], true
+		}
 		return unchanged
 	}
 	if len(r.edits) == 0 {
@@ -98,8 +102,10 @@ type rewriter struct {
 	edits      []edit
 	statements []Statement
 	quotes     *quoter
-	// firstCustom is the byte at which PostgreSQL will find a syntax error in the unchanged text, -1 for none.
+	// firstCustom is the byte at which PostgreSQL will find a syntax error in the text, -1 for none. With spoil it finds one
+	// only if a spoiler is put there.
 	firstCustom int
+	spoil       bool
 	// namesLeft bounds the search for output names in select lists; see outputName.
 	namesLeft int
 	// ctes are the names that may be defined by WITH in the statement that begins at token ctesOf; see commonTables.
@@ -119,6 +125,12 @@ func (r *rewriter) run() *koldproxy.Error {
 			refusal = r.createStream(s, &statement)
 		case r.is(s.from, tDrop) && r.isWord(s.from+1, "stream"):
 			refusal = r.dropStream(s, &statement)
+		case r.is(s.from, tAlter) && r.isWord(s.from+1, "stream"):
+			refusal = r.alterStream(s, &statement)
+		case r.is(s.from, tAlter) && r.is(s.from+1, tTable):
+			refusal = r.alterTable(s, &statement)
+		case (r.is(s.from, tGrant) || r.is(s.from, tRevoke)) && r.isWord(s.from+1, "subscribe") && r.is(s.from+2, tOn) && r.isWord(s.from+3, "topic"):
+			refusal = r.grantSubscribe(s, &statement)
 		case r.is(s.from, tShow) && r.isWord(s.from+1, "streams") && s.from+2 == s.to:
 			r.showStreams(s, &statement)
 		case !s.opaque:
@@ -138,6 +150,17 @@ func (r *rewriter) run() *koldproxy.Error {
 func (r *rewriter) custom(i int) {
 	if r.firstCustom < 0 {
 		r.firstCustom = r.tokens[i].start
+	}
+}
+
+// spoiler is a syntax error at the beginning of every statement.
+const spoiler = ")"
+
+// customAnyway notes that the statement which begins with the token at index i is koldproxy's although PostgreSQL's grammar
+// may have it: a refusal has to make it an error.
+func (r *rewriter) customAnyway(i int) {
+	if r.firstCustom < 0 {
+		r.firstCustom, r.spoil = r.tokens[i].start, true
 	}
 }
 

@@ -36,7 +36,7 @@ func (r *rewriter) createStream(s statementRange, statement *Statement) *koldpro
 	first, last := p.parenthesized()
 	options := "{}"
 	if p.err == nil && p.take(tWith) {
-		options = p.options()
+		options = p.options(valueNeeded)
 	}
 	if err := p.finish(); err != nil {
 		return err
