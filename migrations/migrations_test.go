@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/koldproxy/koldproxy/internal/localpg"
 	"github.com/koldproxy/koldproxy/migrations"
@@ -22,6 +23,19 @@ func connect(t *testing.T, dsn string) *pgx.Conn {
 	}
 	t.Cleanup(func() { _ = conn.Close(context.Background()) })
 	return conn
+}
+
+// connectWithNotices opens another session of conn's role and hands it the texts of notices.
+func connectWithNotices(t *testing.T, conn *pgx.Conn, notice func(string)) *pgx.Conn {
+	t.Helper()
+	cfg := conn.Config().Copy()
+	cfg.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { notice(n.Message) }
+	c, err := pgx.ConnectConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close(context.Background()) })
+	return c
 }
 
 // schemaOf lists every object of a database that migrations could leave behind or forget, so that two states can be compared.
@@ -137,7 +151,9 @@ func install(t *testing.T, conn *pgx.Conn) {
 	if err := migrations.Up(t.Context(), conn); err != nil {
 		t.Fatal(err)
 	}
-	exec(t, conn, `SELECT pg_create_logical_replication_slot(slot_name, 'pgoutput') FROM koldstore.checkpoint`)
+	// In a statement of its own: decoding within a scan upsets PostgreSQL's bookkeeping of buffers now and then.
+	slot := value[string](t, conn, `SELECT slot_name FROM koldstore.checkpoint`)
+	exec(t, conn, `SELECT pg_create_logical_replication_slot($1, 'pgoutput')`, slot)
 	t.Cleanup(func() {
 		_, _ = conn.Exec(context.Background(), `SELECT pg_drop_replication_slot('koldproxy_' || oid) FROM pg_database WHERE datname = current_database()`)
 	})

@@ -122,7 +122,7 @@ CREATE TABLE koldstore.segment (
     CHECK (state = 'in_progress' OR (min_seq <= max_seq AND sha256 IS NOT NULL))
 );
 COMMENT ON COLUMN koldstore.segment.key_hashes IS 'One 64-bit hash of the primary key for each row, in row order, big endian.';
-COMMENT ON COLUMN koldstore.segment.dead IS 'Ordinals of rows that a newer segment supersedes, as a serialized roaring bitmap; NULL while there are none.';
+COMMENT ON COLUMN koldstore.segment.dead IS 'Ordinals of rows that newer segments supersede, with the generations that did it (docs/format.md); NULL while there are none.';
 -- No two active segments of a table overlap in seq.
 CREATE INDEX segment_by_seq ON koldstore.segment (table_oid, max_seq) WHERE state = 'active';
 CREATE INDEX segment_by_state ON koldstore.segment (state) WHERE state <> 'active';

@@ -3,14 +3,17 @@
 -- assert_readable raises 42501 unless the current user may read every row and column of a table. Policies of mirrors and
 -- logs call it, so that it judges whoever runs the query: SET ROLE and SECURITY DEFINER functions included.
 CREATE FUNCTION koldstore.assert_readable(table_oid oid) RETURNS boolean
-LANGUAGE plpgsql STABLE AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF pg_catalog.has_table_privilege(table_oid, 'SELECT') IS NOT TRUE THEN
-        RAISE EXCEPTION 'permission denied for table %', coalesce(table_oid::pg_catalog.regclass::text, table_oid::text)
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = table_oid) THEN
+        RAISE EXCEPTION 'the table with OID % was dropped', table_oid
+            USING ERRCODE = '55000', HINT = 'DROP STREAM removes what is left of a stream.';
+    ELSIF pg_catalog.has_table_privilege(table_oid, 'SELECT') IS NOT TRUE THEN
+        RAISE EXCEPTION 'permission denied for table %', koldstore.name_of(table_oid)
             USING ERRCODE = '42501', HINT = 'Changes of a table are shown to roles that may SELECT the whole table.';
     END IF;
     IF pg_catalog.row_security_active(table_oid) THEN
-        RAISE EXCEPTION 'row-level security applies to % on table %', current_user, table_oid::pg_catalog.regclass
+        RAISE EXCEPTION 'row-level security applies to % on table %', current_user, koldstore.name_of(table_oid)
             USING ERRCODE = '42501', HINT = 'Changes of a table are shown to roles that may see all of its rows.';
     END IF;
     RETURN true;
@@ -18,23 +21,26 @@ END $$;
 
 -- may_read is the same as a question. NULL (the table is gone) counts as no.
 CREATE FUNCTION koldstore.may_read(table_oid oid) RETURNS boolean
-LANGUAGE sql STABLE AS $$
-    SELECT coalesce(pg_catalog.has_table_privilege(table_oid, 'SELECT') AND NOT pg_catalog.row_security_active(table_oid), false)
-$$;
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT coalesce(pg_catalog.has_table_privilege(table_oid, 'SELECT') AND NOT pg_catalog.row_security_active(table_oid), false);
+END;
 
 -- event_id is koldproxy.EventID in SQL.
 CREATE FUNCTION koldstore.event_id(seq bigint, commit_lsn pg_lsn) RETURNS text
-LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+BEGIN ATOMIC
     SELECT pg_catalog.lpad(((seq >> 22) + 1704067200000)::text, 17, '0') || '-' ||
            pg_catalog.lpad((seq & 4194303)::text, 10, '0') || '-' ||
-           pg_catalog.lpad(pg_catalog.to_hex((commit_lsn - '0/0'::pg_lsn)::bigint), 16, '0')
-$$;
+           pg_catalog.lpad(pg_catalog.to_hex((commit_lsn - '0/0'::pg_lsn)::bigint), 16, '0');
+END;
 
 -- seq_at is the first seq of a moment.
 CREATE FUNCTION koldstore.seq_at(at timestamptz) RETURNS bigint
-LANGUAGE sql STABLE STRICT PARALLEL SAFE AS $$
-    SELECT greatest(pg_catalog.floor(EXTRACT(epoch FROM at) * 1000)::bigint - 1704067200000, 0) << 22
-$$;
+LANGUAGE sql STABLE STRICT PARALLEL SAFE
+BEGIN ATOMIC
+    SELECT greatest(pg_catalog.floor(EXTRACT(epoch FROM at) * 1000)::bigint - 1704067200000, 0) << 22;
+END;
 
 CREATE SEQUENCE koldstore.snowflake_counter MINVALUE 0 MAXVALUE 4194303 CYCLE CACHE 32;
 CREATE FUNCTION koldstore.snowflake_id() RETURNS bigint
@@ -44,12 +50,23 @@ $$;
 COMMENT ON FUNCTION koldstore.snowflake_id() IS
     'A unique, roughly time-ordered id. It has the shape of a seq and is none: only the applier hands out seqs.';
 
-CREATE FUNCTION koldstore.koldstore_version() RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT '0.1.0'::text $$;
+CREATE FUNCTION koldstore.koldstore_version() RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
+BEGIN ATOMIC
+ SELECT '0.1.0'::text;
+END;
 
 CREATE FUNCTION koldstore.is_owner(requester name, table_oid oid) RETURNS boolean
-LANGUAGE sql STABLE AS $$
-    SELECT pg_catalog.pg_has_role(requester, c.relowner, 'USAGE') FROM pg_catalog.pg_class c WHERE c.oid = table_oid
-$$;
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT pg_catalog.pg_has_role(requester, c.relowner, 'USAGE') FROM pg_catalog.pg_class c WHERE c.oid = table_oid;
+END;
+
+-- name_of is a table's name as PostgreSQL's own messages show it; NULL if there is no such table.
+CREATE FUNCTION koldstore.name_of(rel oid) RETURNS text
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT c.relname::text FROM pg_catalog.pg_class c WHERE c.oid = rel;
+END;
 
 -- key_may_be_null says whether a column of a relation can hold NULL. It reads the catalog and is IMMUTABLE all the same: the
 -- planner has to know the answer, and a change of it invalidates every plan that reads the relation. A relation that is
@@ -65,7 +82,7 @@ END $$;
 
 -- check_table refuses every kind of table that cannot be captured, saying which and why.
 CREATE FUNCTION koldstore.check_table(requester name, rel regclass) RETURNS void
-LANGUAGE plpgsql STABLE AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     c      pg_catalog.pg_class;
     schema name;
@@ -87,6 +104,8 @@ BEGIN
     ELSIF c.relkind = 'f' THEN why := 'it is a foreign table';
     ELSIF c.relkind = 'p' THEN why := 'it is partitioned, which this version does not support';
     ELSIF c.relkind <> 'r' THEN why := 'it is no table';
+    ELSIF EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE rel IN (i.inhparent, i.inhrelid)) AND NOT c.relispartition THEN
+        why := 'it inherits or is inherited from, which this version does not support';
     ELSIF c.relispartition THEN why := 'it is a partition, which this version does not support';
     ELSIF c.relpersistence = 'u' THEN why := 'it is unlogged'; hint := 'Use ALTER TABLE … SET LOGGED first.';
     ELSIF c.relpersistence = 't' THEN why := 'it is temporary';
@@ -102,9 +121,10 @@ BEGIN
             why := 'it has generated columns (' || cols || '), which this version does not support';
         END IF;
     END IF;
-    IF why IS NOT NULL THEN
-        RAISE EXCEPTION 'changes of "%" cannot be captured: %', c.relname, why
-            USING ERRCODE = '55000', HINT = coalesce(hint, '');
+    IF hint IS NOT NULL THEN
+        RAISE EXCEPTION 'changes of "%" cannot be captured: %', c.relname, why USING ERRCODE = '55000', HINT = hint;
+    ELSIF why IS NOT NULL THEN
+        RAISE EXCEPTION 'changes of "%" cannot be captured: %', c.relname, why USING ERRCODE = '55000';
     END IF;
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s, koldstore.checkpoint p WHERE s.slot_name = p.slot_name) THEN
         RAISE EXCEPTION 'koldproxy has not started on database "%" yet', pg_catalog.current_database()
@@ -115,7 +135,7 @@ END $$;
 -- lock_writers_out waits until no transaction that wrote to the table is open, and keeps new ones out until the end of
 -- this transaction. It waits a second at a time, so that writers queue behind it for no longer than that.
 CREATE FUNCTION koldstore.lock_writers_out(rel regclass, full_identity boolean) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     timeout_before text := pg_catalog.current_setting('lock_timeout');
     blockers       text;
@@ -147,7 +167,7 @@ END $$;
 -- will never be decoded, so it is waited for (PostgreSQL decodes a row only if the table was published when it was written).
 -- The old row, whole, is needed for exit and delete events and for values behind unchanged TOAST pointers.
 CREATE FUNCTION koldstore.publish(rel regclass) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     identity "char" := (SELECT relreplident FROM pg_catalog.pg_class WHERE oid = rel);
 BEGIN
@@ -166,7 +186,7 @@ END $$;
 
 -- unpublish takes a table out again when no stream and no mirror needs it, and gives it back the identity it had.
 CREATE FUNCTION koldstore.unpublish(rel oid) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     identity "char";
 BEGIN
@@ -188,7 +208,7 @@ END $$;
 -- The rows of koldstore.command do the work. Two triggers, in the order of their names: the first runs as the caller and
 -- notes who that is, the second runs as koldproxy. Writing the row by hand is the same as calling the function.
 CREATE FUNCTION koldstore.command_requester() RETURNS trigger
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     NEW.requester := current_user;
     NEW.at := pg_catalog.now();
@@ -201,20 +221,14 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET timezone = 'UTC' SET extra_float_digits = 3 SET bytea_output = 'hex' SET lc_monetary = 'C'
 AS $$
+DECLARE
+    -- A command is carried out by the function do_<verb>, which judges the requester. No other function has such a name.
+    worker regprocedure := to_regprocedure(format('koldstore.%I(name, jsonb)', 'do_' || NEW.verb));
 BEGIN
-    NEW.result := CASE NEW.verb
-        WHEN 'manage_table' THEN koldstore.do_manage_table(NEW.requester, NEW.args)
-        WHEN 'unmanage_table' THEN koldstore.do_unmanage_table(NEW.requester, NEW.args)
-        WHEN 'set_retention' THEN koldstore.do_set_retention(NEW.requester, NEW.args)
-        WHEN 'set_table_auto_flush' THEN koldstore.do_set_table_auto_flush(NEW.requester, NEW.args)
-        WHEN 'flush_table' THEN koldstore.do_flush_table(NEW.requester, NEW.args)
-        WHEN 'cancel_job' THEN koldstore.do_cancel_job(NEW.requester, NEW.args)
-        WHEN 'create_stream' THEN koldstore.do_create_stream(NEW.requester, NEW.args)
-        WHEN 'drop_stream' THEN koldstore.do_drop_stream(NEW.requester, NEW.args)
-    END;
-    IF NEW.result IS NULL THEN
+    IF worker IS NULL THEN
         RAISE EXCEPTION 'unknown command "%"', NEW.verb USING ERRCODE = '22023';
     END IF;
+    EXECUTE format('SELECT %s($1, $2)', worker::regproc) INTO STRICT NEW.result USING NEW.requester, NEW.args;
     RETURN NEW;
 END $$;
 
@@ -230,7 +244,7 @@ GRANT INSERT (verb, args), SELECT ON koldstore.command TO PUBLIC;
 -- Guard of logs and mirrors: only koldproxy's role, which owns them, writes. Superusers are refused as well, because a
 -- row written by hand could not be told from a captured one.
 CREATE FUNCTION koldstore.refuse_write() RETURNS trigger
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF current_user <> (SELECT pg_catalog.pg_get_userbyid(c.relowner) FROM pg_catalog.pg_class c WHERE c.oid = TG_RELID) THEN
         RAISE EXCEPTION 'cannot % "%": it is written by koldproxy only',
@@ -240,11 +254,19 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- guard makes a log or mirror read-only and shows it to those who may read the whole source table. Everybody holds the
--- privileges to write, so that a write is answered by the guard (42809, with a hint) and not by a puzzling 42501; behind the
--- guard, row-level security without a policy for writes refuses them once more.
+-- readers_of is the condition under which a row of a log or mirror is shown.
+CREATE FUNCTION koldstore.readers_of(source oid, extra_condition text) RETURNS text
+LANGUAGE sql IMMUTABLE
+BEGIN ATOMIC
+    SELECT pg_catalog.format('(SELECT koldstore.assert_readable(%s))%s', source, coalesce(' AND ' || extra_condition, ''));
+END;
+
+-- guard makes a log or mirror read-only and shows it to those who may read the whole source table. The owner of the source
+-- table holds the privileges to write, so that a write is answered by the guard (42809, with a hint) and not by a puzzling
+-- 42501; behind the guard, row-level security without a policy for writes refuses them once more. Nobody else gets them:
+-- they would convey the right to lock the log, and with it the applier.
 CREATE FUNCTION koldstore.guard(target oid, source oid, extra_condition text, hint text) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     rel text := target::pg_catalog.regclass::text;
 BEGIN
@@ -252,42 +274,96 @@ BEGIN
         'CREATE TRIGGER koldproxy_guard BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION koldstore.refuse_write(%L)', rel, hint);
     EXECUTE pg_catalog.format('ALTER TABLE %s ENABLE ALWAYS TRIGGER koldproxy_guard', rel);
     EXECUTE pg_catalog.format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', rel);
-    EXECUTE pg_catalog.format('CREATE POLICY koldproxy_readers ON %s FOR SELECT USING ((SELECT koldstore.assert_readable(%s))%s)',
-        rel, source, coalesce(' AND ' || extra_condition, ''));
-    EXECUTE pg_catalog.format('GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON %s TO PUBLIC', rel);
+    EXECUTE pg_catalog.format('CREATE POLICY koldproxy_readers ON %s FOR SELECT USING (%s)', rel, koldstore.readers_of(source, extra_condition));
+    EXECUTE pg_catalog.format('GRANT SELECT ON %s TO PUBLIC', rel);
+    EXECUTE pg_catalog.format('GRANT INSERT, UPDATE, DELETE, TRUNCATE ON %s TO %I', rel,
+        (SELECT pg_catalog.pg_get_userbyid(c.relowner) FROM pg_catalog.pg_class c WHERE c.oid = source));
 END $$;
 
 CREATE PUBLICATION koldproxy FOR TABLE koldstore.wal_marker;
 
--- What everybody may see of the catalog: what concerns tables they may read.
+-- What everybody may see of the catalog: what concerns tables they may read. All of it can be selected from, so that
+-- pg_dump --enable-row-security works for everybody who owns a database; policies decide what comes.
+CREATE FUNCTION koldstore.is_member(role name) RETURNS boolean
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT coalesce((SELECT pg_catalog.pg_has_role(r.oid, 'USAGE') FROM pg_catalog.pg_roles r WHERE r.rolname = role), false);
+END;
+
 GRANT USAGE ON SCHEMA koldstore TO PUBLIC;
-GRANT SELECT ON koldstore.checkpoint, koldstore.managed_table, koldstore.job, koldstore.stream, koldstore.stream_status TO PUBLIC;
-GRANT SELECT (segment_id, table_oid, storage, state, job_id, min_seq, max_seq, row_count, dead_count, tombstones, size_bytes, created_at, ended_at)
-    ON koldstore.segment TO PUBLIC;
-ALTER TABLE koldstore.managed_table ENABLE ROW LEVEL SECURITY;
-ALTER TABLE koldstore.job ENABLE ROW LEVEL SECURITY;
-ALTER TABLE koldstore.stream ENABLE ROW LEVEL SECURITY;
-ALTER TABLE koldstore.stream_status ENABLE ROW LEVEL SECURITY;
-ALTER TABLE koldstore.segment ENABLE ROW LEVEL SECURITY;
-CREATE POLICY readers ON koldstore.managed_table FOR SELECT USING (koldstore.may_read(table_oid));
-CREATE POLICY readers ON koldstore.job FOR SELECT USING (koldstore.may_read(table_oid));
-CREATE POLICY readers ON koldstore.stream FOR SELECT USING (koldstore.may_read(table_oid));
-CREATE POLICY readers ON koldstore.stream_status FOR SELECT USING (EXISTS (SELECT FROM koldstore.stream s WHERE s.stream_id = stream_status.stream_id));
-CREATE POLICY readers ON koldstore.segment FOR SELECT USING (koldstore.may_read(table_oid));
+DO $$
+DECLARE
+    rel record;
+BEGIN
+    FOR rel IN SELECT c.oid::regclass AS name, c.relname,
+               CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'table_oid' AND NOT a.attisdropped)
+                    THEN 'koldstore.may_read(table_oid)' END AS condition
+               FROM pg_catalog.pg_class c WHERE c.relnamespace = 'koldstore'::regnamespace AND c.relkind = 'r' AND c.relname <> 'command'
+    LOOP
+        EXECUTE pg_catalog.format('GRANT SELECT ON %s TO PUBLIC', rel.name);
+        CONTINUE WHEN rel.relname IN ('checkpoint', 'schema_version');
+        EXECUTE pg_catalog.format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', rel.name);
+        EXECUTE pg_catalog.format('CREATE POLICY readers ON %s FOR SELECT USING (%s)', rel.name, CASE rel.relname
+            WHEN 'stream' THEN 'koldstore.may_read(table_oid) OR koldstore.is_member(created_by)'
+            WHEN 'managed_table' THEN 'koldstore.may_read(table_oid) OR koldstore.is_member(created_by)'
+            WHEN 'stream_status' THEN 'EXISTS (SELECT FROM koldstore.stream s WHERE s.stream_id = stream_status.stream_id)'
+            ELSE coalesce(rel.condition, 'false') END);
+    END LOOP;
+END $$;
+
+-- eval_rows is where rows become JSON and predicates are judged: the only place where koldproxy runs code of users (checks of
+-- domains, casts, functions in predicates). It belongs to a role without any rights, so that such code has none either; what
+-- a predicate calls runs with the rights of the table's owner. Rows come as literals and through input functions alone, since
+-- a cast could be anybody's. ord counts the literals from 1, matches runs parallel to predicates.
+CREATE FUNCTION koldstore.eval_rows(row_type oid, literals text[], predicates oid[]) RETURNS TABLE (ord bigint, image jsonb, matches boolean[])
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN QUERY EXECUTE pg_catalog.format(
+        'SELECT x.ord, pg_catalog.to_jsonb(x.r), ARRAY[%s]::boolean[]
+         FROM (SELECT l.ord, l.literal, pg_catalog.record_in(pg_catalog.textout(l.literal), %s, -1) AS r
+               FROM pg_catalog.unnest($1) WITH ORDINALITY AS l(literal, ord) OFFSET 0) AS x',
+        (SELECT pg_catalog.string_agg(pg_catalog.format('%s(x.literal)', p.fn::regproc), ', ' ORDER BY p.ord)
+         FROM pg_catalog.unnest(predicates) WITH ORDINALITY AS p(fn, ord)), row_type)
+        USING literals;
+END $$;
+
+DO $$
+BEGIN
+    IF pg_catalog.to_regrole('koldproxy_eval') IS NULL THEN
+        BEGIN
+            CREATE ROLE koldproxy_eval NOLOGIN;
+        EXCEPTION
+            WHEN duplicate_object OR unique_violation THEN NULL; -- by the migration of another database, just now
+            WHEN insufficient_privilege THEN
+                RAISE EXCEPTION 'role "koldproxy_eval" is missing and % may not create it', current_user USING ERRCODE = '42501',
+                    HINT = pg_catalog.format('Have an administrator run: CREATE ROLE koldproxy_eval NOLOGIN; GRANT koldproxy_eval TO %I;', current_user);
+        END;
+    END IF;
+    IF NOT pg_catalog.pg_has_role('koldproxy_eval', 'MEMBER') THEN
+        EXECUTE pg_catalog.format('GRANT koldproxy_eval TO %I', current_user);
+    END IF;
+    REVOKE ALL ON FUNCTION koldstore.eval_rows(oid, text[], oid[]) FROM PUBLIC;
+    GRANT CREATE ON SCHEMA koldstore TO koldproxy_eval;
+    ALTER FUNCTION koldstore.eval_rows(oid, text[], oid[]) OWNER TO koldproxy_eval;
+    REVOKE CREATE ON SCHEMA koldstore FROM koldproxy_eval;
+    EXECUTE pg_catalog.format('SET LOCAL ROLE koldproxy_eval; GRANT EXECUTE ON FUNCTION koldstore.eval_rows(oid, text[], oid[]) TO %I; SET LOCAL ROLE NONE', current_user);
+END $$;
 
 ---- create above / drop below ----
 
 DROP PUBLICATION koldproxy;
-DROP POLICY readers ON koldstore.managed_table;
-DROP POLICY readers ON koldstore.job;
-DROP POLICY readers ON koldstore.stream;
-DROP POLICY readers ON koldstore.stream_status;
-DROP POLICY readers ON koldstore.segment;
-DROP POLICY anyone_may_ask ON koldstore.command;
-DROP POLICY own_answers ON koldstore.command;
+DO $$
+DECLARE
+    p record;
+BEGIN
+    FOR p IN SELECT polname, polrelid::regclass AS rel FROM pg_catalog.pg_policy
+             WHERE polrelid IN (SELECT oid FROM pg_catalog.pg_class WHERE relnamespace = 'koldstore'::regnamespace) LOOP
+        EXECUTE pg_catalog.format('DROP POLICY %I ON %s', p.polname, p.rel);
+    END LOOP;
+END $$;
 DROP TRIGGER a_requester ON koldstore.command;
 DROP TRIGGER b_execute ON koldstore.command;
-DROP FUNCTION koldstore.guard, koldstore.refuse_write, koldstore.command_execute, koldstore.command_requester, koldstore.unpublish,
+DROP FUNCTION koldstore.eval_rows, koldstore.is_member, koldstore.guard, koldstore.readers_of, koldstore.refuse_write, koldstore.command_execute, koldstore.command_requester, koldstore.unpublish,
     koldstore.publish, koldstore.lock_writers_out, koldstore.check_table, koldstore.is_owner, koldstore.koldstore_version,
-    koldstore.key_may_be_null, koldstore.snowflake_id, koldstore.seq_at, koldstore.event_id, koldstore.may_read, koldstore.assert_readable;
+    koldstore.name_of, koldstore.key_may_be_null, koldstore.snowflake_id, koldstore.seq_at, koldstore.event_id, koldstore.may_read, koldstore.assert_readable;
 DROP SEQUENCE koldstore.snowflake_counter;

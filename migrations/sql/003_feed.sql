@@ -10,7 +10,7 @@ CREATE FUNCTION koldstore.manage_table(
     retention         interval DEFAULT NULL,
     auto_flush        boolean  DEFAULT true
 ) RETURNS uuid
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     answer jsonb;
 BEGIN
@@ -24,26 +24,10 @@ END $$;
 COMMENT ON FUNCTION koldstore.manage_table IS
     'Gives a table a change feed. The mirror is seeded with the rows that are there; the result is the id of the job that does it.';
 
-CREATE FUNCTION koldstore.do_manage_table(requester name, args jsonb) RETURNS jsonb
-LANGUAGE plpgsql AS $$
-DECLARE
-    rel      oid := (args ->> 'table')::oid;
-    schema   name;
-    tab      name;
-    mirror   text;
-    columns  text;
-    keys     text;
-    reserved text;
-    job      uuid := pg_catalog.gen_random_uuid();
+-- check_feed_options refuses settings of a managed table that make no sense.
+CREATE FUNCTION koldstore.check_feed_options(args jsonb) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF rel IS NULL OR NOT EXISTS (SELECT FROM pg_catalog.pg_class WHERE oid = rel) THEN
-        RAISE EXCEPTION 'table_name must name a table' USING ERRCODE = '22023';
-    END IF;
-    PERFORM koldstore.check_table(requester, rel);
-    SELECT n.nspname, c.relname INTO schema, tab FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = rel;
-    IF EXISTS (SELECT FROM koldstore.managed_table m WHERE m.table_oid = rel) THEN
-        RAISE EXCEPTION 'table "%" is already managed', tab USING ERRCODE = '55000', HINT = 'Use koldstore.unmanage_table first to begin anew.';
-    END IF;
     IF (args ->> 'hot_row_limit')::int < 0 THEN
         RAISE EXCEPTION 'hot_row_limit must be >= 0' USING ERRCODE = '22023';
     ELSIF coalesce((args ->> 'min_flush_rows')::int, 0) < 1 THEN
@@ -62,20 +46,64 @@ BEGIN
         RAISE EXCEPTION 'storage "%" does not exist', coalesce(args ->> 'storage', 'NULL') USING ERRCODE = '22023',
             HINT = 'The storage of koldproxy''s configuration is named default.';
     END IF;
+END $$;
 
-    SELECT pg_catalog.string_agg(pg_catalog.format('%I %s%s NOT NULL', a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod),
+-- base_type follows domains down to what they are made of.
+CREATE FUNCTION koldstore.base_type(declared oid, declared_mod integer, OUT type oid, OUT typmod integer)
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    WITH RECURSIVE chain(type, typmod, depth) AS (
+        SELECT declared, declared_mod, 0
+        UNION ALL
+        SELECT t.typbasetype, CASE WHEN t.typtypmod <> -1 THEN t.typtypmod ELSE c.typmod END, c.depth + 1
+        FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.type WHERE t.typtype = 'd')
+    SELECT c.type, c.typmod FROM chain c ORDER BY c.depth DESC LIMIT 1;
+END;
+
+CREATE FUNCTION koldstore.do_manage_table(requester name, args jsonb) RETURNS jsonb
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    rel      oid := (args ->> 'table')::oid;
+    schema   name;
+    tab      name;
+    mirror   text;
+    columns  text;
+    keys     text;
+    reserved text;
+    odd      text;
+    job      uuid := pg_catalog.gen_random_uuid();
+BEGIN
+    IF rel IS NULL OR NOT EXISTS (SELECT FROM pg_catalog.pg_class WHERE oid = rel) THEN
+        RAISE EXCEPTION 'table_name must name a table' USING ERRCODE = '22023';
+    END IF;
+    PERFORM koldstore.check_table(requester, rel);
+    SELECT n.nspname, c.relname INTO schema, tab FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = rel;
+    IF EXISTS (SELECT FROM koldstore.managed_table m WHERE m.table_oid = rel) THEN
+        RAISE EXCEPTION 'table "%" is already managed', tab USING ERRCODE = '55000', HINT = 'Use koldstore.unmanage_table first to begin anew.';
+    END IF;
+    PERFORM koldstore.check_feed_options(args);
+
+    -- Domains become their base types: the mirror holds what the table has checked, and checks are code of users.
+    SELECT pg_catalog.string_agg(pg_catalog.format('%I %s%s NOT NULL', a.attname, pg_catalog.format_type(b.type, b.typmod),
                CASE WHEN a.attcollation <> t.typcollation THEN ' COLLATE ' || a.attcollation::pg_catalog.regcollation::text ELSE '' END), ', ' ORDER BY k.ord),
            pg_catalog.string_agg(pg_catalog.quote_ident(a.attname), ', ' ORDER BY k.ord),
-           pg_catalog.string_agg(a.attname, ', ') FILTER (WHERE a.attname IN ('seq', 'op', 'row_image'))
-    INTO columns, keys, reserved
+           pg_catalog.string_agg(a.attname, ', ') FILTER (WHERE a.attname IN ('seq', 'op', 'row_image')),
+           pg_catalog.string_agg(pg_catalog.format('%I (%s)', a.attname, pg_catalog.format_type(b.type, b.typmod)), ', ')
+               FILTER (WHERE t.typtype NOT IN ('b', 'e', 'r', 'm') OR e.typtype IN ('c', 'd'))
+    INTO columns, keys, reserved, odd
     FROM pg_catalog.pg_index i
     CROSS JOIN LATERAL pg_catalog.unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, ord)
     JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-    JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+    CROSS JOIN LATERAL koldstore.base_type(a.atttypid, a.atttypmod) AS b
+    JOIN pg_catalog.pg_type t ON t.oid = b.type
+    LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem AND t.typcategory = 'A'
     WHERE i.indrelid = rel AND i.indisprimary AND k.ord <= i.indnkeyatts;
     IF reserved IS NOT NULL THEN
         RAISE EXCEPTION 'table "%" cannot be managed: its primary key has a column named %', tab, reserved
             USING ERRCODE = '55000', DETAIL = 'The mirror uses the names seq, op and row_image itself.';
+    END IF;
+    IF odd IS NOT NULL THEN
+        RAISE EXCEPTION 'table "%" cannot be managed: its primary key has columns of composite types, %', tab, odd USING ERRCODE = '55000';
     END IF;
     SELECT pg_catalog.string_agg(pg_catalog.quote_ident(a.attname), ', ') INTO reserved
     FROM pg_catalog.pg_attribute a WHERE a.attrelid = rel AND a.attnum > 0 AND NOT a.attisdropped AND pg_catalog.starts_with(a.attname, '_ks_');
@@ -99,10 +127,12 @@ BEGIN
     PERFORM koldstore.guard(pg_catalog.format('koldstore.%I', mirror)::regclass, rel, NULL,
         'Write to the table itself; koldproxy brings its mirror up to date.');
     INSERT INTO koldstore.managed_table (table_oid, schema_name, table_name, mirror_oid, storage, hot_row_limit, min_flush_rows, max_rows_per_file,
-        move_after, retention, auto_flush, seed_job, created_by)
+        move_after, retention, auto_flush, seed_job, created_by, floor)
     VALUES (rel, schema, tab, pg_catalog.format('koldstore.%I', mirror)::regclass, args ->> 'storage', (args ->> 'hot_row_limit')::int,
         (args ->> 'min_flush_rows')::int, (args ->> 'max_rows_per_file')::int, (args ->> 'move_after')::interval,
-        (args ->> 'retention')::interval, (args ->> 'auto_flush')::boolean, job, requester);
+        (args ->> 'retention')::interval, (args ->> 'auto_flush')::boolean, job, requester,
+        -- A cursor of a feed that this table had before knows nothing of what happened in between.
+        (SELECT c.watermark + 1 FROM koldstore.checkpoint c));
     INSERT INTO koldstore.job (job_id, job_type, table_oid, created_by) VALUES (job, 'seed', rel, requester);
     INSERT INTO koldstore.wal_marker (kind, subject) VALUES ('table', rel::bigint);
     RETURN pg_catalog.jsonb_build_object('job_id', job, 'mirror', mirror);
@@ -111,7 +141,7 @@ END $$;
 -- free_name shortens a name to PostgreSQL's 63 bytes, keeping its ending, and returns it if no relation of schema
 -- koldstore has it; otherwise NULL.
 CREATE FUNCTION koldstore.free_name(wanted text, ending text) RETURNS text
-LANGUAGE plpgsql STABLE AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     stem text := pg_catalog.left(wanted, -pg_catalog.length(ending));
 BEGIN
@@ -123,7 +153,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION koldstore.unmanage_table(table_name regclass, drop_cold boolean DEFAULT false) RETURNS bigint
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     answer jsonb;
 BEGIN
@@ -137,24 +167,24 @@ COMMENT ON FUNCTION koldstore.unmanage_table IS
 
 -- managed returns the catalog row of a managed table, or raises; the row stays locked until the end of the transaction.
 CREATE FUNCTION koldstore.managed(requester name, args jsonb) RETURNS koldstore.managed_table
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     rel oid := (args ->> 'table')::oid;
     m   koldstore.managed_table;
 BEGIN
     IF koldstore.is_owner(requester, rel) IS NOT TRUE THEN
-        RAISE EXCEPTION 'must be owner of table %', coalesce(rel::pg_catalog.regclass::text, 'NULL') USING ERRCODE = '42501';
+        RAISE EXCEPTION 'must be owner of table %', coalesce(koldstore.name_of(rel), 'NULL') USING ERRCODE = '42501';
     END IF;
     SELECT * INTO m FROM koldstore.managed_table t WHERE t.table_oid = rel FOR UPDATE;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'table "%" is not managed by koldstore', rel::pg_catalog.regclass USING ERRCODE = '55000',
+        RAISE EXCEPTION 'table "%" is not managed by koldstore', koldstore.name_of(rel) USING ERRCODE = '55000',
             HINT = 'SELECT koldstore.manage_table(…) gives a table a change feed.';
     END IF;
     RETURN m;
 END $$;
 
 CREATE FUNCTION koldstore.do_unmanage_table(requester name, args jsonb) RETURNS jsonb
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     m    koldstore.managed_table := koldstore.managed(requester, args);
     rows bigint;
@@ -175,7 +205,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION koldstore.set_retention(table_name regclass, retention interval) RETURNS boolean
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     answer jsonb;
 BEGIN
@@ -188,7 +218,7 @@ COMMENT ON FUNCTION koldstore.set_retention IS
     'How long cold segments are kept, by the time of their newest change; NULL keeps them for ever. Whole segments are dropped, soon after.';
 
 CREATE FUNCTION koldstore.do_set_retention(requester name, args jsonb) RETURNS jsonb
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     m koldstore.managed_table := koldstore.managed(requester, args);
 BEGIN
@@ -201,7 +231,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION koldstore.set_table_auto_flush(table_name regclass, enabled boolean) RETURNS boolean
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     answer jsonb;
 BEGIN
@@ -215,7 +245,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION koldstore.do_set_table_auto_flush(requester name, args jsonb) RETURNS jsonb
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     m koldstore.managed_table := koldstore.managed(requester, args);
 BEGIN
@@ -228,42 +258,69 @@ END $$;
 -- a JSON array, into the setting koldstore.staged and runs the statement again.
 
 CREATE FUNCTION koldstore.demand_allowed(demand jsonb) RETURNS boolean
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql STABLE
+BEGIN ATOMIC
     SELECT coalesce(CASE demand ->> 'kind'
         WHEN 'cold_page' THEN koldstore.may_read((demand ->> 'table')::oid)
         WHEN 'flush' THEN koldstore.is_owner(current_user, (demand ->> 'table')::oid)
-    END, false)
-$$;
+    END, false);
+END;
 
 -- staged finds the answer to a demand: the one with the largest limit among those that agree in the demand's other fields.
 CREATE FUNCTION koldstore.staged(demand jsonb) RETURNS jsonb
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql STABLE
+BEGIN ATOMIC
     SELECT a.answer
     FROM pg_catalog.jsonb_array_elements(coalesce(nullif(pg_catalog.current_setting('koldstore.staged', true), ''), '[]')::jsonb) AS a(answer)
     WHERE a.answer @> demand
     ORDER BY (a.answer ->> 'limit')::bigint DESC NULLS LAST
-    LIMIT 1
-$$;
+    LIMIT 1;
+END;
 
 CREATE FUNCTION koldstore.raise_demand(demand jsonb, message text) RETURNS void
-LANGUAGE plpgsql STABLE AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE EXCEPTION '%', message USING ERRCODE = 'KS003', DETAIL = demand::text,
-        HINT = 'Connect through koldproxy: it answers this by itself.';
+        HINT = 'Connect through koldproxy, which answers by itself, and call the function in the statement itself: calls hidden in views, functions and cursors are not served.';
 END $$;
 
 -- segments_for picks the active segments that a page needs: from the cursor on (forward) or from the end (last), until
 -- they hold enough live rows.
 CREATE FUNCTION koldstore.segments_for(rel oid, mode text, after bigint, wanted bigint) RETURNS jsonb
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql STABLE
+BEGIN ATOMIC
     SELECT coalesce(pg_catalog.jsonb_agg(s.segment_id ORDER BY s.min_seq), '[]')
     FROM (SELECT t.segment_id, t.min_seq,
                  sum(t.row_count - t.dead_count) OVER (ORDER BY CASE mode WHEN 'last' THEN -t.min_seq ELSE t.min_seq END
                      ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
           FROM koldstore.segment t
           WHERE t.table_oid = rel AND t.state = 'active' AND t.max_seq > after) s
-    WHERE coalesce(s.before, 0) < wanted
-$$;
+    WHERE coalesce(s.before, 0) < wanted;
+END;
+
+-- key_equality lists the key columns of a mirror with the equality operator of each column's own operator class: what the
+-- search path finds could be anybody's.
+CREATE FUNCTION koldstore.key_equality(mirror oid) RETURNS TABLE (ord bigint, attnum int2, equals text)
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT k.ord, k.attnum, pg_catalog.format('%I.%s', n.nspname, o.oprname)
+    FROM pg_catalog.pg_index i
+    CROSS JOIN LATERAL ROWS FROM (pg_catalog.unnest(i.indkey::int2[]), pg_catalog.unnest(i.indclass::oid[])) WITH ORDINALITY AS k(attnum, class, ord)
+    JOIN pg_catalog.pg_opclass c ON c.oid = k.class
+    JOIN pg_catalog.pg_amop a ON a.amopfamily = c.opcfamily AND a.amoplefttype = c.opcintype AND a.amoprighttype = c.opcintype AND a.amopstrategy = 3
+    JOIN pg_catalog.pg_operator o ON o.oid = a.amopopr
+    JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
+    WHERE i.indrelid = mirror AND i.indisprimary;
+END;
+
+-- key_json is the SQL that makes JSON of a key column of the mirror m. Types that users made go through their output
+-- functions, since a cast to json would be code of users.
+CREATE FUNCTION koldstore.key_json(a pg_catalog.pg_attribute) RETURNS text
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT pg_catalog.format(CASE WHEN t.typnamespace = 'pg_catalog'::regnamespace THEN 'pg_catalog.to_jsonb(m.%I)' ELSE 'pg_catalog.to_jsonb(pg_catalog.format(''%%s'', m.%I))' END, a.attname)
+    FROM pg_catalog.pg_type t WHERE t.oid = a.atttypid;
+END;
 
 CREATE FUNCTION koldstore.changes_since(
     table_name regclass,
@@ -271,7 +328,7 @@ CREATE FUNCTION koldstore.changes_since(
     limit_rows integer DEFAULT 1000,
     last_rows  integer DEFAULT NULL
 ) RETURNS TABLE (seq bigint, op smallint, pk jsonb, deleted boolean, row_image jsonb, source text)
-LANGUAGE plpgsql STABLE ROWS 1000 AS $$
+LANGUAGE plpgsql STABLE ROWS 1000 SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     rel      oid := table_name;
@@ -307,22 +364,24 @@ BEGIN
     PERFORM koldstore.assert_readable(rel);
     SELECT * INTO m FROM koldstore.managed_table t WHERE t.table_oid = rel;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'table "%" is not managed by koldstore', table_name USING ERRCODE = '55000',
+        RAISE EXCEPTION 'table "%" is not managed by koldstore', koldstore.name_of(table_name) USING ERRCODE = '55000',
             HINT = 'SELECT koldstore.manage_table(…) gives a table a change feed.';
     ELSIF m.state = 'broken' THEN
-        RAISE EXCEPTION 'the change feed of table "%" is broken: %', table_name, m.reason USING ERRCODE = '55000';
+        RAISE EXCEPTION 'the change feed of table "%" is broken: %', koldstore.name_of(rel), m.reason USING ERRCODE = '55000';
+    ELSIF m.state <> 'active' THEN
+        RAISE EXCEPTION 'the change feed of table "%" is still being seeded', koldstore.name_of(rel) USING ERRCODE = '55000',
+            HINT = 'SELECT koldstore.wait_for_async_mirror() waits for that; koldstore.list_jobs() shows how far it is.';
     ELSIF since_seq > 0 AND since_seq < m.floor THEN
         RAISE EXCEPTION 'change records before sequence % are no longer retained', m.floor USING ERRCODE = 'KS001',
-            DETAIL = pg_catalog.format('The cursor %s is below the retained beginning of the feed of "%s".', since_seq, table_name),
+            DETAIL = pg_catalog.format('The cursor %s is below the retained beginning of the feed of "%s".', since_seq, koldstore.name_of(rel)),
             HINT = 'Rebuild the copy from the retained beginning (since_seq => 0), then go on from its last seq.';
     END IF;
 
     mirror := m.mirror_oid::pg_catalog.regclass::text;
-    SELECT pg_catalog.string_agg(pg_catalog.format('m.%1$I = k.%1$I', a.attname), ' AND '),
-           'pg_catalog.jsonb_build_object(' || pg_catalog.string_agg(pg_catalog.format('%1$L, m.%1$I', a.attname), ', ') || ')'
+    SELECT pg_catalog.string_agg(pg_catalog.format('m.%1$I OPERATOR(%2$s) k.%1$I', a.attname, k.equals), ' AND '),
+           'pg_catalog.jsonb_build_object(' || pg_catalog.string_agg(pg_catalog.format('%1$L, %2$s', a.attname, koldstore.key_json(a)), ', ' ORDER BY k.ord) || ')'
     INTO key_list, key_json
-    FROM pg_catalog.pg_attribute a
-    WHERE a.attrelid = m.mirror_oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attname NOT IN ('seq', 'op', 'row_image');
+    FROM koldstore.key_equality(m.mirror_oid) AS k JOIN pg_catalog.pg_attribute a ON a.attrelid = m.mirror_oid AND a.attnum = k.attnum;
     SELECT coalesce(max(s.max_seq), 0) INTO cold_max FROM koldstore.segment s WHERE s.table_oid = rel AND s.state = 'active';
 
     wanted := CASE WHEN newest THEN last_rows ELSE limit_rows END;
@@ -376,12 +435,13 @@ END $$;
 COMMENT ON FUNCTION koldstore.changes_since IS
     'The latest state of every row of a managed table in the order of its last change. Exclusive cursor; a page shorter than limit_rows is the end.';
 
-CREATE FUNCTION koldstore.cold_needed(rel regclass) RETURNS text LANGUAGE sql STABLE AS $$
-    SELECT 'cold history of "' || rel::text || '" is needed, and this connection does not pass through koldproxy'
-$$;
+CREATE FUNCTION koldstore.cold_needed(rel regclass) RETURNS text LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT 'cold history of "' || koldstore.name_of(rel) || '"' || ' is needed, and koldproxy has not been asked for it';
+END;
 
 CREATE FUNCTION koldstore.flush_table(table_name regclass, wait boolean DEFAULT false, force boolean DEFAULT false) RETURNS jsonb
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     demand jsonb := pg_catalog.jsonb_build_object('kind', 'flush', 'table', table_name::oid::bigint, 'force', coalesce(force, false));
@@ -396,13 +456,13 @@ BEGIN
     IF table_name IS NULL THEN
         RAISE EXCEPTION 'table_name must not be NULL' USING ERRCODE = '22023';
     ELSIF koldstore.is_owner(current_user, table_name) IS NOT TRUE THEN
-        RAISE EXCEPTION 'must be owner of table %', table_name USING ERRCODE = '42501';
+        RAISE EXCEPTION 'must be owner of table %', koldstore.name_of(table_name) USING ERRCODE = '42501';
     ELSIF NOT EXISTS (SELECT FROM koldstore.managed_table t WHERE t.table_oid = table_name) THEN
-        RAISE EXCEPTION 'table "%" is not managed by koldstore', table_name USING ERRCODE = '55000',
+        RAISE EXCEPTION 'table "%" is not managed by koldstore', koldstore.name_of(table_name) USING ERRCODE = '55000',
             HINT = 'SELECT koldstore.manage_table(…) gives a table a change feed.';
     END IF;
     IF coalesce(wait, false) THEN
-        PERFORM koldstore.raise_demand(demand, 'flush_table(…, wait => true) needs koldproxy, and this connection does not pass through it');
+        PERFORM koldstore.raise_demand(demand, 'flush_table(…, wait => true) needs koldproxy, which has not been asked');
     END IF;
     INSERT INTO koldstore.command (verb, args)
     VALUES ('flush_table', pg_catalog.jsonb_build_object('table', table_name::oid, 'force', coalesce(force, false)))
@@ -414,7 +474,7 @@ COMMENT ON FUNCTION koldstore.flush_table IS
 
 -- flush_due counts the rows that the policy of a managed table lets go.
 CREATE FUNCTION koldstore.flush_due(m koldstore.managed_table) RETURNS bigint
-LANGUAGE plpgsql STABLE AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     rows bigint := 0;
 BEGIN
@@ -425,12 +485,12 @@ BEGIN
         EXECUTE pg_catalog.format('SELECT count(*) FROM %s WHERE seq < $1', m.mirror_oid::pg_catalog.regclass)
             INTO rows USING koldstore.seq_at(pg_catalog.now() - m.move_after);
     END IF;
-    RETURN CASE WHEN rows < m.min_flush_rows THEN 0 ELSE rows END;
+    RETURN CASE WHEN rows < m.min_flush_rows AND rows < m.max_rows_per_file THEN 0 ELSE rows END;
 END $$;
 
 -- enqueue_flush queues a flush unless one is queued or running, whose id it returns then.
 CREATE FUNCTION koldstore.enqueue_flush(rel oid, force boolean, requester name DEFAULT CURRENT_USER, OUT job_id uuid, OUT status text)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
     INSERT INTO koldstore.job AS j (job_type, table_oid, args, created_by)
@@ -445,7 +505,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION koldstore.do_flush_table(requester name, args jsonb) RETURNS jsonb
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     m     koldstore.managed_table := koldstore.managed(requester, args);
     force boolean := (args ->> 'force')::boolean;
@@ -459,16 +519,17 @@ BEGIN
 END $$;
 
 CREATE FUNCTION koldstore.list_jobs(statuses jsonb DEFAULT NULL, job_types jsonb DEFAULT NULL, table_name regclass DEFAULT NULL) RETURNS jsonb
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql STABLE
+BEGIN ATOMIC
     SELECT coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object('job_id', j.job_id, 'job_type', j.job_type, 'table', j.table_oid::pg_catalog.regclass::text,
         'status', j.status, 'progress', j.progress, 'error', j.error, 'created_by', j.created_by, 'created_at', j.created_at,
         'started_at', j.started_at, 'ended_at', j.ended_at) ORDER BY j.created_at), '[]')
     FROM koldstore.job j
-    WHERE (statuses IS NULL OR statuses ? j.status) AND (job_types IS NULL OR job_types ? j.job_type) AND (table_name IS NULL OR j.table_oid = table_name)
-$$;
+    WHERE (statuses IS NULL OR statuses ? j.status) AND (job_types IS NULL OR job_types ? j.job_type) AND (table_name IS NULL OR j.table_oid = table_name);
+END;
 
 CREATE FUNCTION koldstore.cancel_job(job_id uuid) RETURNS boolean
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     answer jsonb;
 BEGIN
@@ -478,7 +539,8 @@ END $$;
 COMMENT ON FUNCTION koldstore.cancel_job IS 'Cancels a flush that is still queued. Returns false when there is no such job any more.';
 
 CREATE FUNCTION koldstore.do_cancel_job(requester name, args jsonb) RETURNS jsonb
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_variable
 DECLARE
     done bigint;
 BEGIN
@@ -494,7 +556,7 @@ END $$;
 -- without a snapshot. A commit may be in the log without being flushed (synchronous_commit = off): such ones are flushed
 -- within three times wal_writer_delay, which is waited for only if there is something unflushed at the call.
 CREATE FUNCTION koldstore.wait_for_async_mirror(timeout interval DEFAULT NULL) RETURNS bigint
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     started    timestamptz := pg_catalog.clock_timestamp();
     slot       text;
@@ -534,7 +596,10 @@ BEGIN
         END IF;
         IF pg_catalog.clock_timestamp() > started + timeout THEN
             RAISE EXCEPTION 'the mirror did not catch up within %', timeout USING ERRCODE = '57014',
-                DETAIL = pg_catalog.format('Applied up to %s, waiting for %s.', s.confirmed_flush_lsn, target);
+                DETAIL = CASE WHEN s.confirmed_flush_lsn >= target THEN 'Waiting for the seeding of ' || coalesce((
+                        SELECT pg_catalog.string_agg(j.table_oid::pg_catalog.regclass::text, ', ') FROM koldstore.job j
+                        WHERE j.job_type = 'seed' AND j.status IN ('queued', 'running')), 'tables') || '.'
+                    ELSE pg_catalog.format('Applied up to %s, waiting for %s.', s.confirmed_flush_lsn, target) END;
         END IF;
         PERFORM pg_catalog.pg_sleep(pause);
         pause := least(pause * 1.5, 0.02);
@@ -544,17 +609,18 @@ BEGIN
 END $$;
 
 CREATE FUNCTION koldstore.async_mirror_status() RETURNS jsonb
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql STABLE
+BEGIN ATOMIC
     SELECT pg_catalog.jsonb_build_object(
         'slot_name', c.slot_name, 'running', coalesce(s.active, false), 'healthy', coalesce(s.active AND s.wal_status <> 'lost', false),
         'applied_lsn', c.applied_lsn, 'confirmed_lsn', s.confirmed_flush_lsn, 'current_lsn', pg_catalog.pg_current_wal_insert_lsn(),
         'lag_bytes', pg_catalog.pg_current_wal_flush_lsn() - s.confirmed_flush_lsn, 'retained_bytes', pg_catalog.pg_current_wal_insert_lsn() - s.restart_lsn,
         'wal_status', s.wal_status, 'watermark', c.watermark, 'epoch', c.epoch, 'rows_applied', c.rows_applied, 'applied_at', c.applied_at)
-    FROM koldstore.checkpoint c LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = c.slot_name
-$$;
+    FROM koldstore.checkpoint c LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = c.slot_name;
+END;
 
 CREATE FUNCTION koldstore.table_status(table_name regclass) RETURNS jsonb
-LANGUAGE plpgsql STABLE AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     m      koldstore.managed_table;
@@ -565,7 +631,7 @@ BEGIN
     PERFORM koldstore.assert_readable(table_name);
     SELECT * INTO m FROM koldstore.managed_table t WHERE t.table_oid = table_name;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'table "%" is not managed by koldstore', table_name USING ERRCODE = '55000',
+        RAISE EXCEPTION 'table "%" is not managed by koldstore', koldstore.name_of(table_name) USING ERRCODE = '55000',
             HINT = 'SELECT koldstore.manage_table(…) gives a table a change feed.';
     END IF;
     EXECUTE pg_catalog.format('SELECT count(*) FILTER (WHERE op <> 3), count(*) FILTER (WHERE op = 3) FROM %s', m.mirror_oid::pg_catalog.regclass) INTO live, dead;
@@ -578,6 +644,7 @@ BEGIN
         'cold_rows', cold.rows - cold.superseded, 'cold_rows_superseded', cold.superseded, 'cold_bytes', cold.bytes, 'segments', cold.segments,
         'cold_max_seq', cold.max_seq, 'floor', m.floor, 'generation', m.generation, 'retention', m.retention, 'hot_row_limit', m.hot_row_limit,
         'move_after', m.move_after, 'min_flush_rows', m.min_flush_rows, 'max_rows_per_file', m.max_rows_per_file, 'auto_flush', m.auto_flush,
+        'quarantined', (SELECT count(*) FROM koldstore.quarantine q WHERE q.table_oid = table_name AND q.stream_id IS NULL),
         'jobs', koldstore.list_jobs('["queued", "running"]', NULL, table_name), 'mirror_status', koldstore.async_mirror_status());
 END $$;
 
@@ -585,6 +652,7 @@ END $$;
 
 DROP FUNCTION koldstore.table_status, koldstore.async_mirror_status, koldstore.wait_for_async_mirror, koldstore.do_cancel_job, koldstore.cancel_job,
     koldstore.list_jobs, koldstore.do_flush_table, koldstore.enqueue_flush, koldstore.flush_due, koldstore.flush_table, koldstore.cold_needed,
-    koldstore.changes_since, koldstore.segments_for, koldstore.raise_demand, koldstore.staged, koldstore.demand_allowed,
+    koldstore.changes_since, koldstore.key_json, koldstore.key_equality, koldstore.segments_for, koldstore.raise_demand, koldstore.staged, koldstore.demand_allowed,
     koldstore.do_set_table_auto_flush, koldstore.set_table_auto_flush, koldstore.do_set_retention, koldstore.set_retention,
-    koldstore.do_unmanage_table, koldstore.managed, koldstore.unmanage_table, koldstore.free_name, koldstore.do_manage_table, koldstore.manage_table;
+    koldstore.do_unmanage_table, koldstore.managed, koldstore.unmanage_table, koldstore.free_name, koldstore.do_manage_table, koldstore.base_type,
+    koldstore.check_feed_options, koldstore.manage_table;

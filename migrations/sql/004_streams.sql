@@ -55,9 +55,18 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM koldstore.stream s WHERE s.schema_name = schema AND s.name = stream)
 $$;
 
+-- schema_of_stream is where a stream is, by the search path if no schema is given; NULL if there is none of that name.
+CREATE FUNCTION koldstore.schema_of_stream(schema name, stream name) RETURNS name
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT p.nspname
+    FROM pg_catalog.unnest(CASE WHEN schema IS NULL THEN pg_catalog.current_schemas(true) ELSE ARRAY[schema] END) WITH ORDINALITY AS p(nspname, ord)
+    WHERE koldstore.stream_exists(p.nspname, stream) ORDER BY p.ord LIMIT 1;
+END;
+
 -- parse_retention reads 90m, 24h, 30d and their like: a whole number and one of s, m, h, d, w.
 CREATE FUNCTION koldstore.parse_retention(value text) RETURNS interval
-LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     part    text[] := pg_catalog.regexp_match(value, '^\s*([0-9]{1,9})\s*([smhdw])\s*$');
     seconds bigint;
@@ -75,8 +84,15 @@ BEGIN
                 ELSE pg_catalog.make_interval(secs => seconds) END;
 END $$;
 
+-- retained is the condition on a log's rows that retention makes; NULL if events are kept for ever.
+CREATE FUNCTION koldstore.retained(keep interval) RETURNS text
+LANGUAGE sql STABLE STRICT
+BEGIN ATOMIC
+    SELECT pg_catalog.format('ts > pg_catalog.statement_timestamp() - interval %L', keep);
+END;
+
 CREATE FUNCTION koldstore.check_stream_options(options jsonb) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     o record;
 BEGIN
@@ -102,7 +118,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION koldstore.do_create_stream(requester name, args jsonb) RETURNS jsonb
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     rel        oid := (args ->> 'table')::oid;
     probe      oid := (args ->> 'probe')::oid;
@@ -128,6 +144,7 @@ DECLARE
 BEGIN
     PERFORM koldstore.check_table(requester, rel);
     PERFORM koldstore.check_stream_options(opts);
+    PERFORM pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('koldstore.stream'), pg_catalog.hashtext(schema || '.' || stream));
     IF pg_catalog.octet_length(log_name) > 63 THEN
         RAISE EXCEPTION 'stream name "%" is too long', stream USING ERRCODE = '42622', DETAIL = 'The log''s name, _stream_ and the stream''s, has to fit in 63 bytes.';
     ELSIF NOT pg_catalog.has_schema_privilege(requester, schema, 'CREATE') THEN
@@ -145,7 +162,7 @@ BEGIN
     -- PostgreSQL's own text of the predicate, from a probe that the caller made in this session.
     -- An index whose predicate is always true has none.
     SELECT coalesce(pg_catalog.pg_get_expr(i.indpred, i.indrelid), 'true'),
-           (SELECT pg_catalog.string_agg(DISTINCT pg_catalog.format('(r).%1$I', a.attname), ', ')
+           (SELECT pg_catalog.string_agg(DISTINCT pg_catalog.format('(x.r).%1$I', a.attname), ', ')
             FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
             WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = i.indexrelid
               AND d.refclassid = 'pg_catalog.pg_class'::regclass AND d.refobjid = i.indrelid AND d.refobjsubid > 0)
@@ -166,28 +183,30 @@ BEGIN
     EXECUTE pg_catalog.format('CREATE TABLE %s (id text COLLATE "C" PRIMARY KEY, op text NOT NULL, k jsonb NOT NULL, ts timestamptz NOT NULL, doc jsonb%s)',
         log, CASE WHEN pre_image THEN ', old jsonb' ELSE '' END);
     log_oid := log::regclass;
-    PERFORM koldstore.guard(log_oid, rel, CASE WHEN keep IS NOT NULL THEN pg_catalog.format('ts > pg_catalog.statement_timestamp() - interval %L', keep) END,
+    PERFORM koldstore.guard(log_oid, rel, koldstore.retained(keep),
         pg_catalog.format('Events come from writes to %s. DROP STREAM %I removes the stream and its log.', source, stream));
 
     id := pg_catalog.nextval(pg_catalog.pg_get_serial_sequence('koldstore.stream', 'stream_id'));
-    fn := pg_catalog.format('koldstore.%I', 'predicate_' || id);
-    -- The predicate may call the owner's functions: they run with the owner's rights, not with koldproxy's. The body holds
-    -- parsed column references, so renames follow and dropping or retyping a used column is refused.
-    EXECUTE pg_catalog.format('CREATE FUNCTION %s(r %s) RETURNS boolean LANGUAGE sql STABLE SECURITY DEFINER RETURN (SELECT %s FROM (SELECT %s) AS %I)',
-        fn, source, judged, used, (SELECT c.relname FROM pg_catalog.pg_class c WHERE c.oid = rel));
-    EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s(%s) FROM PUBLIC', fn, source);
-    EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s(%s) TO CURRENT_USER', fn, source);
+    -- The name is what PostgreSQL shows to whoever drops the table.
+    fn := pg_catalog.format('koldstore.%I(text)', ('predicate_' || id || '_of_stream_' || stream)::name);
+    -- The predicate may call the owner's functions: they run with the owner's rights, and where koldproxy calls it they can
+    -- reach no others (eval_rows). The body holds parsed column references, so renames follow and dropping or retyping a
+    -- used column is refused.
+    EXECUTE pg_catalog.format('CREATE FUNCTION %s RETURNS boolean LANGUAGE sql STABLE SECURITY DEFINER RETURN (SELECT %s FROM (SELECT %s FROM (SELECT $1::%s AS r OFFSET 0) AS x) AS %I)',
+        fn, judged, used, source, (SELECT c.relname FROM pg_catalog.pg_class c WHERE c.oid = rel));
+    EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', fn);
+    EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO CURRENT_USER, koldproxy_eval', fn);
     -- To own something in a schema takes CREATE on it. Nobody else sees that the owner of the table has it for a moment; a
     -- superuser needs no such detour. Two at a time would fail over the schema's row in the catalog.
     IF NOT (SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname = current_user) AND NOT pg_catalog.has_schema_privilege(owner, 'koldstore', 'CREATE') THEN
         PERFORM pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('koldstore.owner'), 0);
         EXECUTE pg_catalog.format('GRANT CREATE ON SCHEMA koldstore TO %I', owner);
-        EXECUTE pg_catalog.format('ALTER FUNCTION %s(%s) OWNER TO %I', fn, source, owner);
+        EXECUTE pg_catalog.format('ALTER FUNCTION %s OWNER TO %I', fn, owner);
         EXECUTE pg_catalog.format('REVOKE CREATE ON SCHEMA koldstore FROM %I', owner);
     ELSE
-        EXECUTE pg_catalog.format('ALTER FUNCTION %s(%s) OWNER TO %I', fn, source, owner);
+        EXECUTE pg_catalog.format('ALTER FUNCTION %s OWNER TO %I', fn, owner);
     END IF;
-    EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s(%s) TO CURRENT_USER', fn, source);
+    EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO CURRENT_USER, koldproxy_eval', fn);
 
     IF earliest THEN
         IF pg_catalog.current_setting('transaction_isolation') <> 'read committed' THEN
@@ -197,8 +216,8 @@ BEGIN
         -- No writer is between the backfill and the first live event: rows that are there now are backfilled, and what is
         -- written after this transaction comes by in the write-ahead log behind the marker.
         PERFORM koldstore.lock_writers_out(rel, false);
-        SELECT CASE count(*) WHEN 1 THEN min(pg_catalog.format('pg_catalog.to_jsonb(t.%I)', a.attname))
-                    ELSE 'pg_catalog.jsonb_build_object(' || pg_catalog.string_agg(pg_catalog.format('%1$L, t.%1$I', a.attname), ', ' ORDER BY k.ord) || ')' END,
+        SELECT CASE count(*) WHEN 1 THEN min(pg_catalog.format('e.image -> %L', a.attname))
+                    ELSE 'pg_catalog.jsonb_build_object(' || pg_catalog.string_agg(pg_catalog.format('%1$L, e.image -> %1$L', a.attname), ', ' ORDER BY k.ord) || ')' END,
                pg_catalog.string_agg(pg_catalog.format('t.%I', a.attname), ', ' ORDER BY k.ord)
         INTO key_json, key_order
         FROM pg_catalog.pg_index i
@@ -207,16 +226,23 @@ BEGIN
         WHERE i.indrelid = rel AND i.indisprimary AND k.ord <= i.indnkeyatts;
         SELECT greatest(c.watermark, koldstore.seq_at(pg_catalog.clock_timestamp())) INTO base FROM koldstore.checkpoint c;
         EXECUTE pg_catalog.format(
-            'INSERT INTO %s (id, op, k, ts, doc%s)
-             SELECT koldstore.event_id($1 + row_number() OVER (ORDER BY %s), $2), ''put'', %s, pg_catalog.now(), pg_catalog.to_jsonb(t.*)%s FROM ONLY %s t WHERE %s(t.*)',
-            log, CASE WHEN pre_image THEN ', old' ELSE '' END, key_order, key_json, CASE WHEN pre_image THEN ', NULL' ELSE '' END, source, fn)
-            USING base, pg_catalog.pg_current_wal_insert_lsn();
+            'INSERT INTO %s (id, op, k, ts, doc)
+             SELECT koldstore.event_id($1 + row_number() OVER (ORDER BY b.n, e.ord), $2), ''put'', %s, pg_catalog.now(), e.image
+             FROM (SELECT s.n / 1000 AS n, pg_catalog.array_agg(s.literal ORDER BY s.n) AS literals
+                   FROM (SELECT pg_catalog.format(''%%s'', t) AS literal, row_number() OVER (ORDER BY %s) AS n FROM ONLY %s AS t) AS s
+                   GROUP BY s.n / 1000) AS b
+             CROSS JOIN LATERAL koldstore.eval_rows($3, b.literals, ARRAY[$4]) AS e
+             WHERE e.matches[1]',
+            log, key_json, key_order, source)
+            USING base, pg_catalog.pg_current_wal_insert_lsn(), (SELECT c.reltype FROM pg_catalog.pg_class c WHERE c.oid = rel), fn::regprocedure::oid;
         GET DIAGNOSTICS rows = ROW_COUNT;
+        -- Code of users ran just now, and a search path that it set would find this function's operators.
+        PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     END IF;
 
     INSERT INTO koldstore.stream (stream_id, schema_name, name, table_oid, log_oid, predicate, predicate_fn, pre_image, retention, start_at, seed_max_seq, created_by)
     OVERRIDING SYSTEM VALUE
-    VALUES (id, schema, stream, rel, log_oid, judged, pg_catalog.to_regprocedure(pg_catalog.format('%s(%s)', fn, source)), pre_image, keep,
+    VALUES (id, schema, stream, rel, log_oid, judged, fn::regprocedure, pre_image, keep,
         CASE WHEN earliest THEN 'earliest' ELSE 'now' END, coalesce(base + rows, 0), requester);
     EXECUTE pg_catalog.format('INSERT INTO koldstore.stream_status (stream_id, events, tail_id) SELECT $1, $2, max(id) FROM %s', log) USING id, rows;
     INSERT INTO koldstore.wal_marker (kind, subject) VALUES ('stream', id);
@@ -226,14 +252,9 @@ END $$;
 CREATE PROCEDURE koldstore.drop_stream(stream_schema text, stream_name text, if_exists boolean DEFAULT false)
 LANGUAGE plpgsql AS $$
 DECLARE
-    schema name := stream_schema;
+    schema name := koldstore.schema_of_stream(stream_schema, stream_name);
 BEGIN
     IF schema IS NULL THEN
-        SELECT p.nspname INTO schema
-        FROM pg_catalog.unnest(pg_catalog.current_schemas(true)) WITH ORDINALITY AS p(nspname, ord)
-        WHERE koldstore.stream_exists(p.nspname, stream_name) ORDER BY p.ord LIMIT 1;
-    END IF;
-    IF schema IS NULL OR NOT koldstore.stream_exists(schema, stream_name) THEN
         IF if_exists THEN
             RAISE NOTICE 'stream "%" does not exist, skipping', stream_name;
             RETURN;
@@ -244,14 +265,15 @@ BEGIN
 END $$;
 
 CREATE FUNCTION koldstore.do_drop_stream(requester name, args jsonb) RETURNS jsonb
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s koldstore.stream;
 BEGIN
     SELECT * INTO s FROM koldstore.stream t WHERE t.schema_name = args ->> 'schema' AND t.name = args ->> 'name' FOR UPDATE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'stream "%" does not exist', args ->> 'name' USING ERRCODE = '42704';
-    ELSIF coalesce(koldstore.is_owner(requester, s.table_oid), pg_catalog.pg_has_role(requester, s.created_by, 'USAGE')) IS NOT TRUE THEN
+    ELSIF coalesce(koldstore.is_owner(requester, s.table_oid),
+            (SELECT pg_catalog.pg_has_role(requester, r.oid, 'USAGE') FROM pg_catalog.pg_roles r WHERE r.rolname = s.created_by)) IS NOT TRUE THEN
         RAISE EXCEPTION 'must be owner of stream %', s.name USING ERRCODE = '42501', HINT = 'A stream belongs to the owner of its table.';
     END IF;
     IF EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = s.log_oid) THEN
@@ -269,7 +291,8 @@ END $$;
 -- {"schema.stream": {"consumers": n, "lag": n}}.
 CREATE FUNCTION koldstore.show_streams(live jsonb DEFAULT '{}')
 RETURNS TABLE (name text, "table" text, predicate text, consumers integer, lag bigint, state text, events_lost bigint, retention interval)
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql STABLE
+BEGIN ATOMIC
     SELECT CASE WHEN s.schema_name = ANY (pg_catalog.current_schemas(false)) THEN pg_catalog.quote_ident(s.name)
                 ELSE pg_catalog.quote_ident(s.schema_name) || '.' || pg_catalog.quote_ident(s.name) END,
            s.table_oid::regclass::text, s.predicate,
@@ -278,8 +301,21 @@ LANGUAGE sql STABLE AS $$
     FROM koldstore.stream s
     JOIN koldstore.stream_status t USING (stream_id)
     CROSS JOIN LATERAL (SELECT live -> (s.schema_name || '.' || s.name)) AS l(entry)
-    ORDER BY s.schema_name, s.name
-$$;
+    ORDER BY s.schema_name, s.name;
+END;
+
+-- expired is the last event of a log that retention hides already, whether or not the sweep has removed it.
+CREATE FUNCTION koldstore.expired(stream koldstore.stream) RETURNS text
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    id text;
+BEGIN
+    IF stream.retention IS NOT NULL THEN
+        EXECUTE format('SELECT max(id) FROM %1$s WHERE ts <= $1 AND id < coalesce((SELECT id FROM %1$s WHERE ts > $1 ORDER BY id LIMIT 1), ''~'')', stream.log_oid::regclass)
+            INTO id USING statement_timestamp() - stream.retention;
+    END IF;
+    RETURN id;
+END $$;
 
 -- stream_floor is the highest event id that retention has removed: a consumer whose last id is below it has missed events.
 CREATE FUNCTION koldstore.stream_floor(name text) RETURNS text
@@ -291,34 +327,21 @@ DECLARE
 BEGIN
     part[pg_catalog.array_length(part, 1)] := '_stream_' || part[pg_catalog.array_length(part, 1)];
     log := pg_catalog.to_regclass((SELECT pg_catalog.string_agg(pg_catalog.quote_ident(p), '.') FROM pg_catalog.unnest(part) AS p));
-    SELECT s.floor INTO found_floor FROM koldstore.stream s WHERE s.log_oid = log;
+    SELECT greatest(s.floor, koldstore.expired(s)) INTO found_floor FROM koldstore.stream s WHERE s.log_oid = log;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'stream "%" does not exist', stream_floor.name USING ERRCODE = '42704';
     END IF;
     RETURN found_floor;
 END $$;
 
--- may_subscribe judges a role that is not the current one, for the MQTT broker: the same rule as assert_readable.
-CREATE FUNCTION koldstore.may_subscribe(role name, schema name, stream name) RETURNS boolean
-LANGUAGE sql STABLE AS $$
-    SELECT coalesce(bool_or(pg_catalog.has_table_privilege(r.oid, s.table_oid, 'SELECT')
-        AND (NOT c.relrowsecurity OR r.rolsuper OR r.rolbypassrls
-             OR (pg_catalog.pg_has_role(r.oid, c.relowner, 'USAGE') AND NOT c.relforcerowsecurity))), false)
-    FROM koldstore.stream s
-    JOIN pg_catalog.pg_class c ON c.oid = s.table_oid
-    JOIN pg_catalog.pg_roles r ON r.rolname = may_subscribe.role
-    WHERE s.schema_name = may_subscribe.schema AND s.name = may_subscribe.stream
-$$;
-
 -- Dropping or altering a log by hand is refused, and a stream whose table or predicate is dropped underneath it is marked
 -- broken. Event triggers need a superuser: without one, ownership alone protects logs (docs/guarantees.md).
 CREATE FUNCTION koldstore.refuse_ddl() RETURNS event_trigger
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     hit text;
 BEGIN
-    IF pg_catalog.pg_has_role(current_user, (SELECT n.nspowner FROM pg_catalog.pg_namespace n WHERE n.nspname = 'koldstore'), 'MEMBER')
-       AND current_user = (SELECT pg_catalog.pg_get_userbyid(n.nspowner) FROM pg_catalog.pg_namespace n WHERE n.nspname = 'koldstore') THEN
+    IF current_user = (SELECT pg_catalog.pg_get_userbyid(n.nspowner) FROM pg_catalog.pg_namespace n WHERE n.nspname = 'koldstore') THEN
         RETURN;
     END IF;
     IF TG_EVENT = 'sql_drop' THEN
@@ -343,7 +366,10 @@ BEGIN
         RAISE EXCEPTION 'cannot % "%": it is the log of a stream', pg_catalog.lower(TG_TAG), hit
             USING ERRCODE = '42809', HINT = 'DROP STREAM removes a stream and its log together.';
     END IF;
-    IF TG_EVENT = 'sql_drop' THEN
+    IF TG_EVENT <> 'sql_drop' THEN
+        PERFORM koldstore.note_altered(d.objid) FROM pg_catalog.pg_event_trigger_ddl_commands() d
+        WHERE d.classid = 'pg_catalog.pg_class'::regclass AND TG_TAG = 'ALTER TABLE';
+    ELSE
         PERFORM koldstore.note_dropped(pg_catalog.array_agg(d.objid)) FROM pg_catalog.pg_event_trigger_dropped_objects() d
         WHERE d.classid IN ('pg_catalog.pg_class'::regclass, 'pg_catalog.pg_proc'::regclass);
     END IF;
@@ -367,6 +393,33 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     WHERE t.table_oid = ANY (dropped) AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = t.table_oid);
 $$;
 
+-- note_altered takes a table out of the publication that can no longer be captured, before the application's next UPDATE
+-- or DELETE is refused because of it, and marks what depended on it. It believes only what the catalog confirms.
+CREATE FUNCTION koldstore.note_altered(rel oid) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    why text;
+BEGIN
+    IF NOT EXISTS (SELECT FROM koldstore.published_table t WHERE t.table_oid = rel) THEN
+        RETURN;
+    END IF;
+    SELECT CASE WHEN c.relreplident <> 'f' THEN 'the replica identity of its table was changed'
+                WHEN NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = rel AND i.indisprimary) THEN 'the primary key of its table was dropped'
+                WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = rel AND a.attgenerated <> '' AND NOT a.attisdropped)
+                    THEN 'its table has a generated column now, which this version does not support'
+                WHEN EXISTS (SELECT FROM pg_inherits i WHERE rel IN (i.inhparent, i.inhrelid)) THEN 'its table is part of an inheritance tree now, which this version does not support'
+           END INTO why
+    FROM pg_class c WHERE c.oid = rel;
+    IF why IS NULL THEN
+        RETURN;
+    END IF;
+    EXECUTE format('ALTER PUBLICATION koldproxy DROP TABLE ONLY %s', rel::regclass);
+    DELETE FROM koldstore.published_table t WHERE t.table_oid = rel;
+    UPDATE koldstore.stream s SET state = 'broken', reason = why WHERE s.table_oid = rel;
+    UPDATE koldstore.managed_table m SET state = 'broken', reason = why WHERE m.table_oid = rel;
+    RAISE WARNING 'changes of table % are no longer captured: %', rel::regclass, why USING HINT = 'Streams and the change feed of this table are broken from here on.';
+END $$;
+
 DO $$
 BEGIN
     IF (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) THEN
@@ -374,6 +427,8 @@ BEGIN
         CREATE EVENT TRIGGER koldproxy_ddl ON ddl_command_end
             WHEN TAG IN ('ALTER TABLE', 'ALTER TRIGGER', 'CREATE TRIGGER', 'CREATE INDEX', 'CREATE POLICY', 'ALTER POLICY', 'CREATE RULE')
             EXECUTE FUNCTION koldstore.refuse_ddl();
+        ALTER EVENT TRIGGER koldproxy_drop ENABLE ALWAYS; -- also under session_replication_role = replica
+        ALTER EVENT TRIGGER koldproxy_ddl ENABLE ALWAYS;
     END IF;
 END $$;
 
@@ -385,7 +440,7 @@ BEGIN
     FOR f IN SELECT p.oid::regprocedure AS sig, p.prokind FROM pg_catalog.pg_proc p
              WHERE p.pronamespace = 'koldstore'::regnamespace
                AND (pg_catalog.starts_with(p.proname, 'do_')
-                    OR p.proname IN ('publish', 'unpublish', 'lock_writers_out', 'guard', 'managed', 'free_name', 'enqueue_flush', 'flush_due', 'may_subscribe'))
+                    OR p.proname IN ('publish', 'unpublish', 'lock_writers_out', 'guard', 'managed', 'free_name', 'enqueue_flush', 'flush_due'))
     LOOP
         EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f.sig);
     END LOOP;
@@ -403,6 +458,7 @@ BEGIN
         PERFORM koldstore.do_drop_stream(current_user, pg_catalog.jsonb_build_object('schema', s.schema_name, 'name', s.name));
     END LOOP;
 END $$;
-DROP FUNCTION koldstore.note_dropped, koldstore.is_log, koldstore.refuse_ddl, koldstore.may_subscribe, koldstore.stream_floor, koldstore.show_streams,
-    koldstore.do_drop_stream, koldstore.do_create_stream, koldstore.check_stream_options, koldstore.parse_retention, koldstore.stream_exists;
+DROP FUNCTION koldstore.note_altered, koldstore.expired, koldstore.note_dropped, koldstore.is_log, koldstore.refuse_ddl, koldstore.stream_floor, koldstore.show_streams,
+    koldstore.do_drop_stream, koldstore.do_create_stream, koldstore.check_stream_options, koldstore.retained, koldstore.parse_retention,
+    koldstore.schema_of_stream, koldstore.stream_exists;
 DROP PROCEDURE koldstore.drop_stream, koldstore.create_stream;
