@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -15,39 +16,47 @@ import (
 
 const configName = "koldproxy.toml"
 
-// service is an existing server with an application's database, and koldproxy in front of it with a role of its own.
+// service is an application's database on a server that exists, with a role for koldproxy.
 type service struct {
-	database string
-	password string // of the roles app and svc_…
-	app, svc string
+	cluster   *localpg.Cluster
+	database  string
+	app, role string // the owner of the database, and koldproxy's role
+	password  string // of both
+	cold      string // the folder for segments
 }
 
-// serveExisting is `koldproxy serve --config` on the test cluster. superuser says whether the service role is one.
-func serveExisting(t *testing.T, superuser bool) (*instance, *client, *client) {
+// newService makes database and roles. superuser says whether koldproxy's role is one; otherwise it is what a managed
+// service can give: a role that may replicate and is a member of the tables' owner.
+func newService(t *testing.T, cluster *localpg.Cluster, superuser bool) *service {
 	t.Helper()
-	cluster := localpg.TestCluster(t)
 	admin := open(t, cluster.TestDatabase(t))
 	db := admin.text("SELECT current_database()")
-	s := service{database: db, password: "secret '\" of " + db, app: "app_" + db, svc: "svc_" + db}
+	s := &service{cluster: cluster, database: db, app: "app_" + db, role: "svc_" + db, password: "secret '\" of " + db, cold: t.TempDir()}
 	options := "REPLICATION"
 	if superuser {
 		options = "SUPERUSER REPLICATION"
 	}
 	quoted := "'" + strings.ReplaceAll(s.password, "'", "''") + "'"
 	admin.exec(fmt.Sprintf(`CREATE ROLE %[1]s LOGIN PASSWORD %[3]s; CREATE ROLE %[2]s LOGIN %[4]s PASSWORD %[3]s; GRANT %[1]s TO %[2]s;
-		ALTER DATABASE %[5]s OWNER TO %[1]s; ALTER SCHEMA public OWNER TO %[1]s`, s.app, s.svc, quoted, options, db))
+		ALTER DATABASE %[5]s OWNER TO %[1]s; ALTER SCHEMA public OWNER TO %[1]s`, s.app, s.role, quoted, options, db))
 	t.Cleanup(func() { // before the database is dropped
-		owned := open(t, cluster.DSN(db, "", ""))
-		owned.exec("DROP EVENT TRIGGER IF EXISTS koldproxy_drop; DROP EVENT TRIGGER IF EXISTS koldproxy_ddl; DROP PUBLICATION IF EXISTS koldproxy; DROP SCHEMA IF EXISTS koldstore CASCADE")
-		owned.exec(fmt.Sprintf("REASSIGN OWNED BY %s, %s TO postgres; DROP OWNED BY %s, %s", s.app, s.svc, s.app, s.svc))
-		owned.exec(fmt.Sprintf("DROP ROLE %s, %s", s.svc, s.app))
+		admin := s.admin(t)
+		admin.exec("DROP EVENT TRIGGER IF EXISTS koldproxy_drop; DROP EVENT TRIGGER IF EXISTS koldproxy_ddl; DROP PUBLICATION IF EXISTS koldproxy; DROP SCHEMA IF EXISTS koldstore CASCADE")
+		admin.exec(fmt.Sprintf("REASSIGN OWNED BY %[1]s, %[2]s TO postgres; DROP OWNED BY %[1]s, %[2]s; DROP ROLE %[1]s, %[2]s", s.role, s.app))
 	})
+	return s
+}
 
-	inst := newInstance(t, func(home string, p ports) ([]string, error) {
-		cold := filepath.Join(home, keptName)
-		if err := os.Mkdir(cold, 0o755); err != nil {
-			return nil, err
-		}
+// admin is a direct session as the server's superuser.
+func (s *service) admin(t *testing.T) *client {
+	t.Helper()
+	return open(t, s.cluster.DSN(s.database, "", ""))
+}
+
+// serve starts a koldproxy in front of the server.
+func (s *service) serve(t *testing.T) *instance {
+	t.Helper()
+	return newInstance(t, func(home string, p ports) ([]string, error) {
 		config := fmt.Sprintf(`
 [postgres]
 dsn = %q
@@ -61,12 +70,27 @@ enabled = true
 listen = "127.0.0.1:%d"
 [http]
 listen = "127.0.0.1:%d"
-`, cluster.DSN(db, s.svc, s.password), db, p.proxy, "file://"+cold, p.mqtt, p.http)
+`, s.cluster.DSN(s.database, s.role, s.password), s.database, p.proxy, "file://"+s.cold, p.mqtt, p.http)
 		path := filepath.Join(home, configName)
 		return []string{"serve", "--config", path}, os.WriteFile(path, []byte(config), 0o600)
 	})
-	u := url.URL{Scheme: "postgres", User: url.UserPassword(s.app, s.password), Host: fmt.Sprintf("127.0.0.1:%d", inst.ports.proxy), Path: "/" + db}
-	return inst, open(t, u.String()), admin
+}
+
+// connect is a session of the application through one of its koldproxies.
+func (s *service) connect(t *testing.T, through *instance) *client {
+	t.Helper()
+	u := url.URL{
+		Scheme: "postgres", User: url.UserPassword(s.app, s.password),
+		Host: fmt.Sprintf("127.0.0.1:%d", through.ports.proxy), Path: "/" + s.database,
+	}
+	return open(t, u.String())
+}
+
+// forget takes stream and feed back, without which the database could not be dropped.
+func (c *client) forget(stream, table string) {
+	c.t.Helper()
+	c.exec("DROP STREAM " + stream)
+	c.exec("SELECT koldstore.unmanage_table($1::text::regclass, drop_cold => true)", table)
 }
 
 // TestServe runs koldproxy against a server that exists, once with a superuser as its role and once, as on a managed
@@ -76,7 +100,9 @@ func TestServe(t *testing.T) {
 	for name, superuser := range map[string]bool{"service role": false, "superuser": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			inst, app, admin := serveExisting(t, superuser)
+			s := newService(t, localpg.TestCluster(t), superuser)
+			inst := s.serve(t)
+			app, admin := s.connect(t, inst), s.admin(t)
 			app.exec("CREATE TABLE orders (id int PRIMARY KEY, total numeric); INSERT INTO orders VALUES (1, 10), (2, 2000)")
 			if tag := app.exec("CREATE STREAM big ON orders WHEN (total > 1000) WITH (start = 'earliest', pre_image = true)"); tag != "CREATE STREAM" {
 				t.Errorf("tag %q", tag)
@@ -107,9 +133,7 @@ func TestServe(t *testing.T) {
 				}
 			}
 			http.DefaultClient.CloseIdleConnections()
-			// The database is dropped at the end of the test: the stream, the feed and koldproxy have to be gone before.
-			app.exec("DROP STREAM big")
-			app.exec("SELECT koldstore.unmanage_table('orders', drop_cold => true)")
+			app.forget("big", "orders")
 			if got := app.text("SELECT relreplident FROM pg_class WHERE oid = 'orders'::regclass"); got != "d" {
 				t.Errorf("the replica identity is %q afterwards", got)
 			}
@@ -118,4 +142,63 @@ func TestServe(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestServerCrash: koldproxy outlives its server, takes up where it was when the server is back, and lets clients in again.
+func TestServerCrash(t *testing.T) {
+	t.Parallel()
+	cluster, err := localpg.Start(t.Context(), localpg.Config{})
+	must(t, err)
+	t.Cleanup(func() { must(t, cluster.Stop(context.Background())) })
+	s := newService(t, cluster, true)
+	inst := s.serve(t)
+	app := s.connect(t, inst)
+	app.exec("CREATE TABLE orders (id int PRIMARY KEY, total numeric); CREATE STREAM big ON orders WHEN (total > 1000)")
+	app.exec("SELECT koldstore.manage_table('orders')")
+	for round := range 3 {
+		app.exec(fmt.Sprintf("INSERT INTO orders SELECT i, i * 100 FROM generate_series(%d, %d) i", round*100+1, round*100+100))
+		if round == 1 {
+			app.flush("orders")
+		}
+		app.exec("UPDATE orders SET total = 0 WHERE id % 7 = 0")
+		must(t, cluster.Kill(app.ctx))
+		if _, err := app.Exec(app.ctx, "SELECT 1"); err == nil {
+			t.Error("a session outlived its server")
+		}
+		must(t, cluster.Restart(app.ctx))
+		app = s.connect(t, inst)
+		app.fence()
+		app.checkFold("big", "orders", "total > 1000")
+		app.checkFeed("orders")
+	}
+	app.forget("big", "orders")
+	must(t, inst.stop(syscall.SIGTERM))
+}
+
+// TestStandby runs two koldproxies in front of one database. Both serve clients; when the one that applies changes is killed
+// the other one does.
+func TestStandby(t *testing.T) {
+	t.Parallel()
+	s := newService(t, localpg.TestCluster(t), true)
+	leader := s.serve(t)
+	standby := s.serve(t)
+	app := s.connect(t, standby)
+	app.exec("CREATE TABLE orders (id int PRIMARY KEY, total numeric); CREATE STREAM big ON orders WHEN (total > 1000)")
+	app.exec("SELECT koldstore.manage_table('orders')")
+	app.exec("INSERT INTO orders SELECT i, i * 100 FROM generate_series(1, 100) i")
+	if n := app.flush("orders"); n != 100 {
+		t.Errorf("%d rows flushed through the standby", n)
+	}
+	app.checkFeed("orders")
+
+	app.exec("UPDATE orders SET total = total + 1 WHERE id % 2 = 0")
+	must(t, leader.kill())
+	app.exec("DELETE FROM orders WHERE id % 3 = 0")
+	app.flush("orders")
+	app.checkFold("big", "orders", "total > 1000")
+	if tombstones := app.checkFeed("orders"); len(tombstones) != 33 {
+		t.Errorf("%d tombstones", len(tombstones))
+	}
+	app.forget("big", "orders")
+	must(t, standby.stop(syscall.SIGTERM))
 }
