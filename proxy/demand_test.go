@@ -40,6 +40,26 @@ func TestHeldAnswerTooLarge(t *testing.T) {
 	}
 }
 
+// A demand that the server cannot even judge fails its own statement and no other.
+func TestADemandThatFailsLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
+	p := startProxy(t, func(_ *Config, d *Deps) { d.Fulfiller = &fakeFulfiller{} })
+	direct := p.cluster.TestDatabase(t)
+	p.prepare(t, direct, standIn)
+	conn := connect(t, p.dsn(t, direct))
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeExec} {
+		_, err := conn.Exec(within(t), "SELECT koldstore.changes_since(1, 667)", mode)
+		if e, ok := errors.AsType[*pgconn.PgError](err); !ok || e.Code != "22P02" {
+			t.Errorf("an odd demand: %v", err)
+		}
+		for range 2 {
+			if _, err := conn.Exec(within(t), "SELECT koldstore.changes_since(1, 1)", mode); err != nil {
+				t.Errorf("the demand after it: %v", err)
+			}
+		}
+	}
+}
+
 func TestDemandsWithoutEnd(t *testing.T) {
 	t.Parallel()
 	f := &fakeFulfiller{}

@@ -24,13 +24,17 @@ type step struct {
 	answers  string
 }
 
+// sql adds a statement. What an earlier step may have left behind when it failed half-way is closed first; to close what
+// does not exist is no error.
 func (st *step) sql(sql string, args ...[]byte) {
+	st.messages = appendClose(st.messages, 'P', reserved)
+	st.messages = appendClose(st.messages, 'S', reserved)
 	st.messages = appendParse(st.messages, reserved, sql)
 	st.messages = appendBind(st.messages, reserved, reserved, args...)
 	st.messages = appendExecute(st.messages, reserved)
 	st.messages = appendClose(st.messages, 'P', reserved)
 	st.messages = appendClose(st.messages, 'S', reserved)
-	st.answers += "12C33"
+	st.answers += "3312C33"
 }
 
 func (st *step) stage(value []byte) {

@@ -19,7 +19,7 @@ const standIn = `
 CREATE SCHEMA koldstore;
 CREATE TABLE koldstore.stream (name text PRIMARY KEY, source text, predicate text);
 CREATE FUNCTION koldstore.demand_allowed(demand jsonb) RETURNS boolean LANGUAGE sql STABLE AS
-	$$ SELECT demand ->> 'table' <> '666' $$;
+	$$ SELECT CASE WHEN demand ->> 'table' = '667' THEN ('no' || 'pe')::int > 0 ELSE demand ->> 'table' <> '666' END $$;
 -- changes_since needs pages answers and returns their rows.
 CREATE FUNCTION koldstore.changes_since(pages int, tab int DEFAULT 1) RETURNS TABLE (n bigint, note text) LANGUAGE plpgsql STABLE AS $$
 DECLARE
