@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"strconv"
 	"testing"
 	"time"
@@ -15,7 +16,13 @@ import (
 	"github.com/koldproxy/koldproxy/internal/localpg"
 )
 
-func TestMain(m *testing.M) { localpg.Main(m) }
+func TestMain(m *testing.M) {
+	code := localpg.Run(m)
+	if secure.cluster != nil {
+		_ = secure.cluster.Stop(context.Background())
+	}
+	os.Exit(code)
+}
 
 // testTimeout bounds what a test waits for; it is long because machines are busy.
 const testTimeout = 60 * time.Second

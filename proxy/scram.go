@@ -141,8 +141,11 @@ func parseClientFirst(message []byte) (f scramClientFirst, err error) {
 	if _, ok := attributes.next('n'); !ok { // the name is not used: the startup packet's counts, as in PostgreSQL
 		return f, malformedSCRAM("The user name is missing.")
 	}
-	if f.nonce, ok = attributes.next('r'); !ok || !isNonce(f.nonce) {
-		return f, malformedSCRAM("The nonce is missing or not printable.")
+	if f.nonce, ok = attributes.next('r'); !ok {
+		return f, malformedSCRAM("The nonce is missing.")
+	}
+	if !isNonce(f.nonce) {
+		return f, koldproxy.Errorf(koldproxy.CodeProtocolViolation, "non-printable characters in SCRAM nonce")
 	}
 	return f, nil
 }
@@ -175,7 +178,7 @@ func parseServerFirst(message []byte) (f scramServerFirst, ok bool) {
 
 // scramClientFinal is "c=<header and binding data>,r=<nonce>[,…],p=<proof>".
 type scramClientFinal struct {
-	binding      []byte
+	binding      string // in base64
 	nonce        string
 	withoutProof string
 	proof        []byte
@@ -184,12 +187,9 @@ type scramClientFinal struct {
 func parseClientFinal(message []byte) (f scramClientFinal, err error) {
 	text := string(message)
 	attributes := scramAttributes(text)
-	binding, ok := attributes.next('c')
-	if !ok {
+	var ok bool
+	if f.binding, ok = attributes.next('c'); !ok {
 		return f, malformedSCRAM("The channel-binding data is missing.")
-	}
-	if f.binding, ok = scramBase64(binding); !ok {
-		return f, malformedSCRAM("The channel-binding data is damaged.")
 	}
 	if f.nonce, ok = attributes.next('r'); !ok {
 		return f, malformedSCRAM("The nonce is missing.")

@@ -223,7 +223,7 @@ func (f scramClientFinal) judge(first scramClientFirst, challenge scramServerFir
 	switch {
 	case f.nonce != challenge.nonce:
 		return koldproxy.Errorf(koldproxy.CodeProtocolViolation, "invalid SCRAM response").WithDetail("Nonce does not match.")
-	case bytes.Equal(f.binding, want):
+	case f.binding == base64.StdEncoding.EncodeToString(want):
 		return nil
 	case first.flag == 'p':
 		return koldproxy.Errorf(koldproxy.CodeInvalidAuthorization, "SCRAM channel binding check failed")
