@@ -87,13 +87,13 @@ func startInstance(c command, env []string) (*instance, error) {
 		return nil, err
 	}
 	i := &instance{home: home, stdout: &lineBuffer{}, stderr: &lineBuffer{}}
-	if i.ports, err = pickPorts(); err != nil {
-		return nil, err
+	if i.ports, err = pickPorts(); err == nil {
+		i.args, err = c(home, i.ports)
 	}
-	if i.args, err = c(home, i.ports); err != nil {
-		return nil, err
+	if err == nil {
+		err = i.start(env)
 	}
-	if err := i.start(env); err != nil {
+	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(home))
 	}
 	return i, nil

@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -24,11 +25,12 @@ func TestMain(m *testing.M) { localpg.Main(suite{m}) }
 type suite struct{ m *testing.M }
 
 func (s suite) Run() int {
+	code := 1
 	if err := s.prepare(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		return 1
+	} else {
+		code = s.m.Run()
 	}
-	code := s.m.Run()
 	if err := endShared(code != 0); err != nil {
 		fmt.Fprintln(os.Stderr, "the shared instance:", err)
 		code = 1
@@ -86,7 +88,7 @@ func endShared(failed bool) error {
 	if inst == nil {
 		return nil
 	}
-	err := inst.stop(syscall.SIGTERM)
+	err := errors.Join(inst.stop(syscall.SIGTERM), inst.checkFolder(), os.RemoveAll(inst.home))
 	if failed || err != nil {
 		fmt.Fprintf(os.Stderr, "log of the shared instance:\n%s\n", inst.logTail())
 	}
