@@ -86,7 +86,7 @@ func preflight(ctx context.Context, c *config) []finding {
 		if name == c.Postgres.Databases[0] {
 			findings = append(findings, checkServer(ctx, conn)...)
 			if proxy.AuthMode(c.Proxy.Auth) == proxy.AuthSCRAM {
-				findings = append(findings, checkVerifiers(ctx, conn))
+				findings = append(findings, checkVerifiers(ctx, conn, name))
 			}
 		}
 		findings = append(findings, checkDatabase(ctx, conn, name)...)
@@ -138,11 +138,11 @@ func checkServer(ctx context.Context, conn *pgx.Conn) []finding {
 }
 
 // checkVerifiers looks whether auth = "scram" can work.
-func checkVerifiers(ctx context.Context, conn *pgx.Conn) finding {
+func checkVerifiers(ctx context.Context, conn *pgx.Conn, database string) finding {
 	const readable = `SELECT (has_column_privilege('pg_catalog.pg_authid', 'rolname', 'SELECT')
 		AND has_column_privilege('pg_catalog.pg_authid', 'rolpassword', 'SELECT'))::text`
 	return ask(ctx, conn, "password verifiers", readable, func(value string) finding {
-		return finding{OK: value == "true", Text: "readable: " + value, Remedy: verifierRemedy}
+		return finding{OK: value == "true", Text: "readable: " + value, Remedy: verifierRemedy(database)}
 	})
 }
 

@@ -14,14 +14,18 @@ import (
 
 // verifiers reads what the server stores of passwords, for auth = "scram". It has connections of its own, so that a login
 // never waits for other work of koldproxy's.
-type verifiers struct{ pool *pgxpool.Pool }
+type verifiers struct {
+	pool     *pgxpool.Pool
+	database string
+}
 
 // maxVerifierConns bounds those connections: a look-up takes well below a millisecond.
 const maxVerifierConns = 4
 
 // openVerifiers connects and makes sure that the service role may read verifiers.
 func openVerifiers(ctx context.Context, cfg *config) (*verifiers, error) {
-	dsn, err := cfg.dsn(cfg.Postgres.Databases[0]) // roles are the same in all databases
+	database := cfg.Postgres.Databases[0] // roles are the same in all of them
+	dsn, err := cfg.dsn(database)
 	if err != nil {
 		return nil, err
 	}
@@ -35,7 +39,7 @@ func openVerifiers(ctx context.Context, cfg *config) (*verifiers, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &verifiers{pool}
+	v := &verifiers{pool, database}
 	if _, err := v.Verifier(ctx, ""); err != nil {
 		pool.Close()
 		return nil, fmt.Errorf(`proxy.auth = "scram": %w`, err)
@@ -43,8 +47,11 @@ func openVerifiers(ctx context.Context, cfg *config) (*verifiers, error) {
 	return v, nil
 }
 
-// verifierRemedy is what gives the service role the right to read verifiers.
-const verifierRemedy = "GRANT SELECT (rolname, rolpassword) ON pg_catalog.pg_authid TO the service role"
+// verifierRemedy is what gives the service role the right to read verifiers. Rights on the catalog are those of one
+// database, although what is in it is the same in all.
+func verifierRemedy(database string) string {
+	return "in database " + database + ", as a superuser: GRANT SELECT (rolname, rolpassword) ON pg_catalog.pg_authid TO the service role"
+}
 
 // Verifier implements proxy.Verifiers.
 func (v *verifiers) Verifier(ctx context.Context, user string) (string, error) {
@@ -55,7 +62,7 @@ func (v *verifiers) Verifier(ctx context.Context, user string) (string, error) {
 	case errors.Is(err, pgx.ErrNoRows), err == nil && password == nil:
 		return "", nil
 	case ok && pe.Code == koldproxy.CodeInsufficientPriv:
-		return "", fmt.Errorf("the service role may not read password verifiers (%w); %s", err, verifierRemedy)
+		return "", fmt.Errorf("the service role may not read password verifiers (%w); %s", err, verifierRemedy(v.database))
 	case err != nil:
 		return "", fmt.Errorf("read a password verifier: %w", err)
 	}
