@@ -17,10 +17,12 @@
 //
 // # Who receives what
 //
-// Every delivery is judged for the exact topic, whatever filter led to it, on an answer of PostgreSQL that is at most
-// [Config.RightsTTL] old. So a filter such as $stream/default/# may be subscribed to by anyone and brings only what its
-// role may read, and a revoked right ends delivery within that time. A subscription to an exact topic is judged at once too
-// and refused (0x80, in MQTT 5 0x87) if the role may not read it. When PostgreSQL cannot be asked, nothing is delivered.
+// The owner of a stream's table, and whoever has a topic grant (GRANT SUBSCRIBE ON TOPIC); see
+// docs/decisions/0006-topic-grants.md. Every delivery is judged for the exact topic, whatever filter led to it, on an answer
+// of PostgreSQL that is at most [Config.RightsTTL] old. So a filter such as $stream/default/# may be subscribed to by anyone
+// and brings only what its role is granted, and a REVOKE ends delivery within that time. A subscription to an exact topic is
+// judged at once too and refused (0x80, in MQTT 5 0x87) if the role has no right to it. When PostgreSQL cannot be asked,
+// nothing is delivered.
 //
 // A filter that begins with a wildcard (#, +/…, $share/group/#) never matches a topic that begins with $. Clients may not
 // publish; with [Config.ClientPublish] they may, but never under $, neither by PUBLISH nor by a will. A client that tries is
