@@ -20,12 +20,25 @@
 // [Fulfiller], the answer is put in front of the statement, and the statement runs again. For that time one goroutine owns
 // both directions of the session (takeover.go).
 //
+// # TLS and authentication
+//
+// Each side of a session has TLS of its own (tls.go): towards clients after an SSLRequest or directly, with certificates
+// that are read again when they change (certificates.go, [Server.Reload]), and towards the server as libpq's sslmode does,
+// for cancel requests too. There is none on Unix sockets.
+//
+// PostgreSQL authenticates the client, and the proxy relays its questions (auth.go). SCRAM ties a login to the certificate
+// that the client sees; binding.go says when that can be relayed, and what a client is told when not. With [AuthSCRAM] the
+// proxy ends SCRAM itself (terminate.go, and the pure part in scram.go): it checks the client's proof with the verifier that
+// [Verifiers] reads from the server and logs in with the key that the proof reveals, bound to TLS on both sides.
+//
 // # What is promised
 //
 //   - What is not intercepted reaches the server byte for byte, and so do the server's answers.
 //   - An error of koldproxy's own is an ordinary ErrorResponse that names koldproxy, never in the middle of a message.
 //   - Nothing is allocated because of a length that somebody sent; buffers grow as bytes arrive, up to a limit.
 //   - No server connection is opened before a client has sent a whole startup packet.
+//   - Bytes in plain ahead of a TLS handshake are refused on either side, and what the server says before it is not passed on.
+//   - A handshake, TLS included, takes no longer than its deadline.
 //   - Serve returns when each session of its listener and its server connection have ended.
 //   - A panic ends its session only.
 //
@@ -34,5 +47,5 @@
 // client's: when the server has just said that it is idle, or when an error has ended the client's implicit transaction
 // already.
 //
-// docs/architecture.md shows how demands travel through the other packages.
+// docs/architecture.md shows how demands travel through the other packages; docs/security.md has the TLS options in full.
 package proxy
