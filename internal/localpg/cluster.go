@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"os"
@@ -239,13 +240,23 @@ func (c *Cluster) launchOnFreePort(ctx context.Context) error {
 	return problem
 }
 
+// Ports are picked below those that the kernel gives to outgoing connections (32768 and up on Linux): one of these could take
+// a server's port while it restarts.
+const (
+	firstPort, lastPort = 10_000, 32_000
+	portProbes          = 200
+)
+
 func freePort(ctx context.Context, host string) (int, error) {
-	ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(host, "0"))
-	if err != nil {
-		return 0, fmt.Errorf("find a free port: %w", err)
+	var problem error
+	for range portProbes {
+		port := firstPort + rand.IntN(lastPort-firstPort) //nolint:gosec // no secret
+		var ln net.Listener
+		if ln, problem = (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(port))); problem == nil {
+			return port, ln.Close()
+		}
 	}
-	port := ln.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // a TCP listener has no other address
-	return port, ln.Close()
+	return 0, fmt.Errorf("find a free port: %w", problem)
 }
 
 // launch starts the server process and waits until it accepts connections. The caller holds c.mu or is Start.
@@ -270,6 +281,10 @@ func (c *Cluster) launch(ctx context.Context) error {
 	proc, err := startProcess(cmd)
 	if err != nil {
 		return fmt.Errorf("run the server: %w", err)
+	}
+	pid := []byte(strconv.Itoa(proc.cmd.Process.Pid))
+	if err := os.WriteFile(filepath.Join(c.folder.path, serverPIDName), pid, 0o600); err != nil {
+		return errors.Join(err, halt(context.Background(), proc, syscall.SIGQUIT)) //nolint:contextcheck // must end even so
 	}
 	if err := c.awaitReady(ctx, proc); err != nil {
 		err = fmt.Errorf("%w; end of %s:\n%s", err, c.LogPath, tail(c.LogPath, logLines))

@@ -342,6 +342,59 @@ func TestKeptDirStartsAgainRightAfterItsOwnerWasKilled(t *testing.T) {
 	})
 }
 
+// TestReaperOfADeadOwnerSparesTheNextServer: the reaper may wake up long after the owner's death.
+func TestReaperOfADeadOwnerSparesTheNextServer(t *testing.T) {
+	t.Parallel()
+	dir := keptDir(t)
+	var reaper int
+	old := abandon(t, dir, func(string) { reaper = stopReaper(t, dir) })
+	cluster, err := localpg.Start(t.Context(), localpg.Config{Dir: dir, Password: "secret"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cluster.Stop(t.Context())
+	if err := syscall.Kill(reaper, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the reaper has done its work", func() bool {
+		_, err := os.Stat(filepath.Dir(old.socketDir))
+		return errors.Is(err, os.ErrNotExist)
+	})
+	select {
+	case <-cluster.Exited():
+		t.Error("the next server is gone as well")
+	default:
+	}
+	if got := queryString(t, cluster.DSN("postgres", "", ""), "SELECT 'alive'"); got != "alive" {
+		t.Errorf("the next server says %q", got)
+	}
+}
+
+// stopReaper finds the reaper that watches over a folder and suspends it.
+func stopReaper(t *testing.T, dir string) int {
+	t.Helper()
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range lines {
+		raw, err := os.ReadFile(line)
+		if err != nil || !strings.HasPrefix(string(raw), "/bin/sh\x00") || !strings.Contains(string(raw), filepath.Join(dir, "data")) {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(line)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		return pid
+	}
+	t.Fatal("there is no reaper")
+	return 0
+}
+
 func TestStalePIDFileOfAnotherProcessDoesNotStopAStart(t *testing.T) {
 	t.Parallel()
 	cfg := localpg.Config{Dir: keptDir(t), Password: "secret"}

@@ -8,13 +8,17 @@ import (
 	"syscall"
 )
 
+// serverPIDName is where, in the run folder, the owner writes down the number of the server that it has started.
+const serverPIDName = "server.pid"
+
 // reaperScript waits for the end of its standard input, which comes when the owner closes it or dies. Then it stops the
-// server of data directory $1 if there is one, waits for it, and removes folder $2. It must not wait for anything else: it
-// runs without anybody who could see it.
+// owner's server of data directory $1 if it still runs, waits for it, and removes folder $2. It must not wait for anything
+// else: it runs without anybody who could see it. It goes by the number that the owner wrote down and not by postmaster.pid:
+// on a kept data directory that may be the next owner's server by now.
 const reaperScript = `
 trap '' HUP INT TERM
 cat >/dev/null
-pid=$(head -n 1 "$1/postmaster.pid" 2>/dev/null)
+pid=$(cat "$2/` + serverPIDName + `" 2>/dev/null)
 serves() { if [ -d /proc/self ]; then [ "$(readlink "/proc/$pid/cwd")" = "$1" ]; else kill -0 "$pid" 2>/dev/null; fi; }
 if [ -n "$pid" ] && serves "$1"; then
 	kill -QUIT "$pid"
