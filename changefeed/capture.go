@@ -4,48 +4,92 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/koldproxy/koldproxy"
 )
 
-// streamSQL is the statement that appends to a stream's log what the predicate makes of some events, and counts it. Its
-// parameters are arrays that run in parallel: ids, ops, commit times, old rows and new rows (literals, NULL where there is
-// none). It returns the number of events it wrote.
+// item is an event as it is to be written to one place.
+type item struct {
+	*event
+	verdict  string  // put, exit or delete; empty for a mirror
+	doc      *string // the row as JSON; nil for a tombstone
+	oldImage *string // the row before, where the stream has it
+}
+
+// judgedBy says what an event is to a stream of its table.
 //
 //	insert   new row matches                                    put
 //	update   new row matches                                    put
 //	         new row does not, old row does                     exit
 //	delete   old row matches                                    delete
 //
-// A predicate that is NULL does not match. OFFSET 0 keeps PostgreSQL from casting a row once for each use.
+// A predicate that is NULL does not match. lost is why the event cannot be written. noted is what is wrong with the old row of
+// an update that is written all the same: without its old image, and as an exit if nobody can say whether the row
+// had matched. An exit too many is harmless to a copy; one that is missing leaves a row in it for ever.
+func (e *event) judgedBy(i int, s *stream) (it item, write bool, lost, noted *pgconn.PgError) {
+	row, before := e.newJudged, e.oldJudged
+	if e.op == koldproxy.OpDelete {
+		row, before = e.oldJudged, nil
+	}
+	switch {
+	case row.failed == nil && row.failure[i] != nil:
+		return it, false, row.failure[i], nil
+	case row.failed != nil && (row.failure[i] != nil || row.matches[i]):
+		return it, false, row.failed, nil
+	}
+	it = item{event: e, doc: row.image}
+	if before != nil && s.preImage {
+		it.oldImage = before.image
+	}
+	switch {
+	case row.matches[i] && e.op == koldproxy.OpDelete:
+		it.verdict, write = "delete", true
+		if s.preImage {
+			it.oldImage = row.image
+		}
+	case row.matches[i]:
+		it.verdict, write = "put", true
+		if before != nil && s.preImage {
+			noted = before.failed
+		}
+	case before == nil:
+	case before.failure[i] != nil:
+		it.verdict, write, noted = "exit", true, before.failure[i]
+	case before.matches[i]:
+		it.verdict, write, noted = "exit", true, before.failed
+	}
+	if write && row.failed != nil {
+		return it, false, row.failed, nil
+	}
+	return it, write, nil, noted
+}
+
+// streamSQL is the statement that appends events to a stream's log and counts them. Its parameters are arrays that run in
+// parallel: ids, verdicts, commit times, documents and old images. It returns the number of events it wrote.
 func streamSQL(tab *table, s *stream) string {
 	old, oldValue := "", ""
 	if s.preImage {
-		old, oldValue = ", old", ", pg_catalog.to_jsonb(d.o)"
+		old, oldValue = ", old", ", d.old"
 	}
 	return fmt.Sprintf(`WITH written AS (
   INSERT INTO %[1]s (id, op, k, ts, doc%[2]s)
-  SELECT d.id, d.verdict, %[3]s, d.ts, pg_catalog.to_jsonb(d.r)%[4]s
-  FROM (SELECT c.id, c.ts, c.o, CASE WHEN c.op = 3 THEN c.o ELSE c.n END AS r,
-               CASE WHEN c.op <> 3 AND %[5]s(c.n) THEN 'put'
-                    WHEN c.op = 2 AND c.has_old AND %[5]s(c.o) THEN 'exit'
-                    WHEN c.op = 3 AND %[5]s(c.o) THEN 'delete' END AS verdict
-        FROM (SELECT u.id, u.op, u.ts, u.old IS NOT NULL AS has_old, u.old::%[6]s AS o, u.new::%[6]s AS n
-              FROM unnest($1::text[], $2::smallint[], $3::timestamptz[], $4::text[], $5::text[]) AS u(id, op, ts, old, new)
-              OFFSET 0) c
+  SELECT d.id, d.op, %[3]s, d.ts, d.doc%[4]s
+  FROM (SELECT u.id, u.op, u.ts, u.doc::pg_catalog.jsonb AS doc, u.old::pg_catalog.jsonb AS old
+        FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::text[], $5::text[]) AS u(id, op, ts, doc, old)
         OFFSET 0) d
-  WHERE d.verdict IS NOT NULL
   RETURNING 1),
 total AS (SELECT count(*) AS n FROM written),
-counted AS (UPDATE koldstore.stream_status t SET events = t.events + total.n FROM total WHERE t.stream_id = %[7]d AND total.n > 0)
+counted AS (UPDATE koldstore.stream_status t SET events = t.events + total.n FROM total WHERE t.stream_id = %[5]d AND total.n > 0)
 SELECT n FROM total`,
-		s.log, old, keyJSON(tab, "(d.r)"), oldValue, s.predicate, tab.name, s.id)
+		s.log, old, keyJSON(tab, "d.doc"), oldValue, s.id)
 }
 
 // keyJSON is the expression for the column k of a log: the key's value, or an object for several columns.
-func keyJSON(tab *table, row string) string {
-	value := func(i int) string { return row + "." + ident(tab.column(tab.key[i]).name) }
+func keyJSON(tab *table, image string) string {
+	value := func(i int) string { return image + " -> " + quoteLiteral(tab.column(tab.key[i]).name) }
 	if len(tab.key) == 1 {
-		return "pg_catalog.to_jsonb(" + value(0) + ")"
+		return "(" + value(0) + ")"
 	}
 	return "pg_catalog.jsonb_build_object(" + list(len(tab.key), func(i int) string {
 		return quoteLiteral(tab.column(tab.key[i]).name) + ", " + value(i)
@@ -53,13 +97,13 @@ func keyJSON(tab *table, row string) string {
 }
 
 // streamArgs are the parameters of streamSQL for some events.
-func streamArgs(events []*event) []any {
-	n := len(events)
-	ids, ops, times := make([]string, n), make([]int16, n), make([]time.Time, n)
-	old, now := make([]*string, n), make([]*string, n)
-	for i, e := range events {
-		ids[i], ops[i], times[i] = koldproxy.EventID(e.seq, e.lsn), int16(e.op), e.at
-		old[i], now[i] = e.oldLiteral(), e.newLiteral()
+func streamArgs(items []item) []any {
+	n := len(items)
+	ids, verdicts, times := make([]string, n), make([]string, n), make([]time.Time, n)
+	docs, old := make([]*string, n), make([]*string, n)
+	for i, it := range items {
+		ids[i], verdicts[i], times[i] = koldproxy.EventID(it.seq, it.lsn), it.verdict, it.at
+		docs[i], old[i] = it.doc, it.oldImage
 	}
-	return []any{ids, ops, times, old, now}
+	return []any{ids, verdicts, times, docs, old}
 }

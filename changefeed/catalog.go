@@ -15,17 +15,21 @@ type catalog struct {
 
 // table is a source table as it is now.
 type table struct {
-	oid   uint32
-	name  string // schema-qualified and quoted
-	shape string // what shapeSQL said when the table was loaded
+	oid     uint32
+	rowType uint32
+	name    string // schema-qualified and quoted
+	shape   string // what shapeSQL said when the table was loaded
 	// attributes are all columns in the order of their numbers, dropped ones included.
 	attributes []attribute
 	// columns are the positions in attributes of the columns that exist.
 	columns []int
 	// key are the positions in columns of the primary key, in its order.
-	key     []int
-	mirror  *mirror // nil if the table is not managed
-	streams []*stream
+	key []int
+	// equal and above are the operators = and > of the key's columns, as the primary key's index knows them. Others may
+	// be found through a search path, or be better matches for the types at hand.
+	equal, above []string
+	mirror       *mirror // nil if the table is not managed
+	streams      []*stream
 }
 
 // attribute is a column as pg_attribute has it.
@@ -36,7 +40,11 @@ type attribute struct {
 	xmin      uint32 // the transaction that changed its row last: that dropped it if it is dropped
 	typeOID   uint32
 	typeName  string // schema-qualified and quoted, without modifiers
-	collation string // the same, empty if the type has none
+	// base, modifier and collation are what values are made of: domains followed down to their base type.
+	base      uint32
+	modifier  int32
+	collation uint32
+	safe      bool // see safeTypes
 	missing   *string
 }
 
@@ -44,8 +52,11 @@ type attribute struct {
 type mirror struct {
 	oid     uint32
 	name    string
-	keys    []string // its key columns, quoted, in the order of table.key
+	keys    []string    // its key columns, quoted, in the order of table.key
+	key     []attribute // the same
+	columns int         // how many columns it has; those of the key come first
 	seeding bool
+	page    int    // how many rows the next page of a seed has
 	sql     string // see mirrorSQL
 }
 
@@ -55,8 +66,10 @@ type stream struct {
 	label     string // schema.name
 	log       string
 	predicate string // the function's name
-	preImage  bool
-	sql       string // see streamSQL
+	// predicateOID is the same as a number.
+	predicateOID uint32
+	preImage     bool
+	sql          string // see streamSQL
 }
 
 func (t *table) column(i int) *attribute { return &t.attributes[t.columns[i]] }
@@ -82,6 +95,9 @@ func (t *Target) loadCatalog(ctx context.Context, tx pgx.Tx) (*catalog, error) {
 	if err := cat.loadColumns(ctx, tx); err != nil {
 		return nil, fmt.Errorf("load columns: %w", err)
 	}
+	if err := cat.loadOperators(ctx, tx); err != nil {
+		return nil, fmt.Errorf("load operators: %w", err)
+	}
 	lost, err := cat.loadStreams(ctx, tx)
 	if err != nil {
 		return nil, fmt.Errorf("load streams: %w", err)
@@ -91,10 +107,16 @@ func (t *Target) loadCatalog(ctx context.Context, tx pgx.Tx) (*catalog, error) {
 			return nil, err
 		}
 	}
+	safe, err := cat.safeTypes(ctx, tx)
+	if err != nil {
+		return nil, fmt.Errorf("load types of keys: %w", err)
+	}
 	for _, tab := range cat.tables {
-		if tab.mirror != nil && len(tab.mirror.keys) != len(tab.key) {
-			if err := t.breakMirror(ctx, tx, tab, "the primary key of the table has changed"); err != nil {
-				return nil, err
+		if tab.mirror != nil {
+			if reason := tab.mirrorFault(safe); reason != "" {
+				if err := t.breakMirror(ctx, tx, tab, reason); err != nil {
+					return nil, err
+				}
 			}
 		}
 		if len(tab.key) == 0 {
@@ -117,7 +139,7 @@ func (t *Target) loadCatalog(ctx context.Context, tx pgx.Tx) (*catalog, error) {
 
 func (c *catalog) loadTables(ctx context.Context, tx pgx.Tx) error {
 	rows, err := tx.Query(ctx, `
-		SELECT c.oid, pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(c.relname), `+shapeSQL+`,
+		SELECT c.oid, c.reltype, pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(c.relname), `+shapeSQL+`,
 		       coalesce(m.mirror_oid, 0), coalesce(pg_catalog.quote_ident(mn.nspname) || '.' || pg_catalog.quote_ident(mc.relname), ''), coalesce(m.state = 'seeding', false)
 		FROM (SELECT t.table_oid FROM koldstore.managed_table t WHERE t.`+tableTakesPart+`
 		      UNION SELECT s.table_oid FROM koldstore.stream s WHERE s.`+streamTakesPart+`) w
@@ -132,7 +154,7 @@ func (c *catalog) loadTables(ctx context.Context, tx pgx.Tx) error {
 	defer rows.Close()
 	for rows.Next() {
 		tab, m := &table{}, &mirror{}
-		if err := rows.Scan(&tab.oid, &tab.name, &tab.shape, &m.oid, &m.name, &m.seeding); err != nil {
+		if err := rows.Scan(&tab.oid, &tab.rowType, &tab.name, &tab.shape, &m.oid, &m.name, &m.seeding); err != nil {
 			return err
 		}
 		if m.name != "" {
@@ -155,14 +177,13 @@ func (c *catalog) loadColumns(ctx context.Context, tx pgx.Tx) error {
 	}
 	rows, err := tx.Query(ctx, `
 		SELECT a.attrelid, a.attname, a.attisdropped, a.attgenerated <> '', a.xmin::text::bigint, a.atttypid,
-		       coalesce(pg_catalog.quote_ident(tn.nspname) || '.' || pg_catalog.quote_ident(t.typname), ''), coalesce(pg_catalog.quote_ident(cn.nspname) || '.' || pg_catalog.quote_ident(l.collname), ''),
+		       coalesce(pg_catalog.quote_ident(tn.nspname) || '.' || pg_catalog.quote_ident(t.typname), ''), coalesce(b.type, 0), coalesce(b.typmod, -1), a.attcollation,
 		       CASE WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END,
 		       coalesce(pg_catalog.array_position((i.indkey::int2[])[0:i.indnkeyatts - 1], a.attnum) - 1, -1)
 		FROM pg_catalog.pg_attribute a
 		LEFT JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
 		LEFT JOIN pg_catalog.pg_namespace tn ON tn.oid = t.typnamespace
-		LEFT JOIN pg_catalog.pg_collation l ON l.oid = a.attcollation
-		LEFT JOIN pg_catalog.pg_namespace cn ON cn.oid = l.collnamespace
+		LEFT JOIN LATERAL koldstore.base_type(a.atttypid, a.atttypmod) b ON a.atttypid <> 0
 		LEFT JOIN pg_catalog.pg_index i ON i.indrelid = a.attrelid AND i.indisprimary
 		WHERE a.attrelid = ANY ($1) AND a.attnum > 0
 		ORDER BY a.attrelid, a.attnum`, oids)
@@ -174,13 +195,16 @@ func (c *catalog) loadColumns(ctx context.Context, tx pgx.Tx) error {
 		var oid uint32
 		var a attribute
 		var keyPosition int
-		if err := rows.Scan(&oid, &a.name, &a.dropped, &a.generated, &a.xmin, &a.typeOID, &a.typeName, &a.collation, &a.missing, &keyPosition); err != nil {
+		if err := rows.Scan(&oid, &a.name, &a.dropped, &a.generated, &a.xmin, &a.typeOID, &a.typeName, &a.base, &a.modifier, &a.collation, &a.missing, &keyPosition); err != nil {
 			return err
 		}
 		if tab := c.tables[oid]; tab != nil {
 			tab.add(a, keyPosition)
-		} else if tab := byMirror[oid]; tab != nil && keyPosition >= 0 { // its key columns come first, in the order of the key
-			tab.mirror.keys = append(tab.mirror.keys, ident(a.name))
+		} else if tab := byMirror[oid]; tab != nil { // its key columns come first, in the order of the key
+			tab.mirror.columns++
+			if keyPosition >= 0 {
+				tab.mirror.keys, tab.mirror.key = append(tab.mirror.keys, ident(a.name)), append(tab.mirror.key, a)
+			}
 		}
 	}
 	return rows.Err()
@@ -206,7 +230,7 @@ func (t *table) add(a attribute, keyPosition int) {
 func (c *catalog) loadStreams(ctx context.Context, tx pgx.Tx) (lost []*stream, err error) {
 	rows, err := tx.Query(ctx, `
 		SELECT s.table_oid, s.stream_id, s.schema_name || '.' || s.name, coalesce(pg_catalog.quote_ident(ln.nspname) || '.' || pg_catalog.quote_ident(l.relname), ''),
-		       coalesce(pg_catalog.quote_ident(pn.nspname) || '.' || pg_catalog.quote_ident(p.proname), ''), s.pre_image
+		       coalesce(pg_catalog.quote_ident(pn.nspname) || '.' || pg_catalog.quote_ident(p.proname), ''), s.predicate_fn, s.pre_image
 		FROM koldstore.stream s
 		LEFT JOIN (pg_catalog.pg_class l JOIN pg_catalog.pg_namespace ln ON ln.oid = l.relnamespace) ON l.oid = s.log_oid
 		LEFT JOIN (pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace pn ON pn.oid = p.pronamespace) ON p.oid = s.predicate_fn
@@ -219,7 +243,7 @@ func (c *catalog) loadStreams(ctx context.Context, tx pgx.Tx) (lost []*stream, e
 	for rows.Next() {
 		var oid uint32
 		s := &stream{}
-		if err := rows.Scan(&oid, &s.id, &s.label, &s.log, &s.predicate, &s.preImage); err != nil {
+		if err := rows.Scan(&oid, &s.id, &s.label, &s.log, &s.predicate, &s.predicateOID, &s.preImage); err != nil {
 			return nil, err
 		}
 		if tab := c.tables[oid]; tab != nil && s.log != "" && s.predicate != "" {

@@ -15,6 +15,11 @@ import (
 type Config struct {
 	// Database is the name of the database, as [ColdPages] knows it.
 	Database string
+	// DSN is a connection string for it, of the role that koldproxy runs as; for the session that evaluates rows.
+	DSN string
+	// EvalTimeout is how long code of users (predicates, checks of domains) may take over one row before the row counts as
+	// one that cannot be evaluated; default 10 s, at least 10 ms. It bounds a statement about several rows as well.
+	EvalTimeout time.Duration
 	// SeedRows is how many rows of an existing table one Background call copies into its mirror; default 2000.
 	SeedRows int
 	// Cold reads cold rows. TRUNCATE of a managed table with cold segments needs it: every live key gets a tombstone, the
@@ -26,9 +31,9 @@ type Config struct {
 	Now func() time.Time
 }
 
-// DefaultConfig returns a Config for a database with every default filled in.
+// DefaultConfig returns a Config for a database with every default filled in. DSN has none.
 func DefaultConfig(database string) Config {
-	return Config{Database: database, SeedRows: 2000, Now: time.Now}
+	return Config{Database: database, EvalTimeout: 10 * time.Second, SeedRows: 2000, Now: time.Now}
 }
 
 // Validate reports everything that is wrong with c.
@@ -36,6 +41,12 @@ func (c Config) Validate() error {
 	var errs []error
 	if c.Database == "" {
 		errs = append(errs, errors.New("changefeed: no database"))
+	}
+	if c.DSN == "" {
+		errs = append(errs, errors.New("changefeed: no DSN"))
+	}
+	if c.EvalTimeout < 10*time.Millisecond {
+		errs = append(errs, errors.New("changefeed: eval timeout: want at least 10ms"))
 	}
 	if c.SeedRows < 1 || c.SeedRows > maxPageRows {
 		errs = append(errs, errors.New("changefeed: seed rows: want 1 to 1000000"))

@@ -123,6 +123,7 @@ func TestFlushDemand(t *testing.T) {
 	h := newHost(t)
 	h.exec(`CREATE TABLE t (id int PRIMARY KEY)`, `CREATE TABLE u (id int PRIMARY KEY)`)
 	h.exec(`SELECT koldstore.manage_table('t', hot_row_limit => 10, min_flush_rows => 1)`)
+	h.fence()
 	f := fulfiller(h.pool, &shelf{})
 	flush := func(table string, force bool) string {
 		oid := h.rows(`SELECT '` + table + `'::regclass::oid`)[0]

@@ -60,6 +60,7 @@ func newHost(t *testing.T) *host {
 	app, err := pgx.Connect(ctx, cluster.DSN(name, "app_"+name, "app"))
 	must(t, err)
 	h := &host{t: t, dsn: dsn, name: name, pool: pool, app: app, config: changefeed.DefaultConfig(name)}
+	h.config.DSN = dsn
 	t.Cleanup(func() {
 		h.stopApplier()
 		ctx := context.Background()

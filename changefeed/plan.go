@@ -26,7 +26,8 @@ type event struct {
 	// problem is why the event cannot be written, if that is known beforehand.
 	problem string
 
-	oldText, newText *string // the rows as literals, once asked for
+	oldText, newText     *string // the rows as literals, once asked for
+	oldJudged, newJudged *judged // what the eval session says about them, once asked
 }
 
 // tableEvents are the events of one table, in order.

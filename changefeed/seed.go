@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,12 +38,12 @@ func (t *Target) Background(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequ
 		if tab == nil {
 			return nil
 		}
-		err := t.seedPage(ctx, tx, seqs, tab)
+		err := t.seedPage(ctx, tx, seqs, tab, last)
 		if err != nil && blame(err) == definition {
 			if !last {
 				return errStale
 			}
-			return t.giveUpSeed(ctx, tx, tab, err)
+			return t.giveUpSeed(ctx, tx, tab, publicReason(err))
 		}
 		if err != nil {
 			return fmt.Errorf("seed the mirror of %s: %w", tab.name, err)
@@ -77,11 +78,11 @@ func (t *Target) endAbandonedSeeds(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-func (t *Target) giveUpSeed(ctx context.Context, tx pgx.Tx, tab *table, cause error) error {
+func (t *Target) giveUpSeed(ctx context.Context, tx pgx.Tx, tab *table, reason string) error {
 	if _, err := tx.Exec(ctx, "ROLLBACK TO SAVEPOINT koldproxy_run"); err != nil {
 		return err
 	}
-	err := t.breakMirror(ctx, tx, tab, "seeding it failed: "+publicReason(cause))
+	err := t.breakMirror(ctx, tx, tab, "seeding it failed: "+reason)
 	t.forget()
 	return err
 }
@@ -89,7 +90,7 @@ func (t *Target) giveUpSeed(ctx context.Context, tx pgx.Tx, tab *table, cause er
 // lockedPause is how long a seed waits for a catalog row that somebody else has locked, with changes waiting behind it.
 const lockedPause = 20 * time.Millisecond
 
-func (t *Target) seedPage(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, tab *table) error {
+func (t *Target) seedPage(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, tab *table, last bool) error {
 	var key *string
 	err := tx.QueryRow(ctx, `SELECT seed_key FROM koldstore.managed_table
 		WHERE mirror_oid = $1 AND state = 'seeding' FOR NO KEY UPDATE SKIP LOCKED`, tab.mirror.oid).Scan(&key)
@@ -99,77 +100,138 @@ func (t *Target) seedPage(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequen
 	if err != nil {
 		return err
 	}
-	// SET LOCAL ends with the savepoint's rollback or the transaction. Better an error than rows that are left out silently.
-	if _, err := tx.Exec(ctx, `SET LOCAL row_security = off`); err != nil {
+	limit := tab.mirror.page
+	if limit == 0 {
+		limit = min(firstPage, t.cfg.SeedRows)
+	}
+	page, err := readPage(ctx, tx, tab, key, limit)
+	if err != nil {
 		return err
 	}
-	for limit := t.cfg.SeedRows; limit > 0; limit /= 2 {
-		var page seededPage
-		err := pgx.BeginFunc(ctx, tx, func(part pgx.Tx) error { // a savepoint
-			first := seqs.Reserve(int64(limit), t.cfg.Now())
-			args := []any{int64(first)}
-			if key != nil {
-				args = append(args, *key)
-			}
-			err := part.QueryRow(ctx, seedSQL(tab, key == nil, limit), args...).Scan(&page.read, &page.written, &page.lastKey)
-			if err != nil {
-				return err
-			}
-			return t.checkStillTrue(ctx, part, tab)
-		})
-		if err == nil {
-			return t.notePage(ctx, tx, tab, page, limit)
-		}
-		if blame(err) != row {
+	ruined, err := t.writePage(ctx, tx, seqs.Reserve(int64(limit), t.cfg.Now()), tab, page, last)
+	if err != nil {
+		return err
+	}
+	if err := t.checkStillTrue(ctx, tx, tab); err != nil {
+		return err
+	}
+	if ruined != "" {
+		return t.giveUpSeed(ctx, tx, tab, ruined)
+	}
+	tab.mirror.page = min(max(pageBytes/(page.bytes/max(len(page.rows), 1)+1), 1), t.cfg.SeedRows)
+	return t.notePage(ctx, tx, tab, page, len(page.rows) < limit)
+}
+
+// A page is as large as fits into pageBytes, judged by the page before; the first one has at most firstPage rows.
+const (
+	firstPage = 64
+	pageBytes = 8 << 20
+)
+
+// seedPage is a part of a table in the order of its key.
+type seedPage struct {
+	rows, keys []string // literals of the table's row type, and of the mirror's
+	bytes      int
+	written    int64
+}
+
+// readPage reads the rows whose key is above a literal of the mirror's row type; nil begins with the first row. Only output
+// functions see the rows.
+func readPage(ctx context.Context, tx pgx.Tx, tab *table, after *string, limit int) (*seedPage, error) {
+	m, page := tab.mirror, &seedPage{}
+	column := func(i int) string { return "_ks_row." + ident(tab.column(tab.key[i]).name) }
+	order := list(len(tab.key), column)
+	where, args := "", []any{}
+	if after != nil {
+		where = "WHERE " + tab.keyAbove(column, func(i int) string { return fmt.Sprintf("($1::text::%s).%s", m.name, m.keys[i]) })
+		args = append(args, *after)
+	}
+	nulls := strings.Repeat(", NULL", m.columns-len(m.keys))
+	// The limit is a constant and the first page has no condition, so that a plan made for unknown parameters walks the
+	// primary key too.
+	sql := fmt.Sprintf(`SELECT pg_catalog.format('%%s', _ks_row), pg_catalog.format('%%s', ROW(%[1]s%[2]s)::%[3]s)
+		FROM ONLY %[4]s _ks_row %[5]s ORDER BY %[1]s LIMIT %[6]d`, order, nulls, m.name, tab.name, where, limit)
+	err := readTable(ctx, tx, func() error {
+		rows, err := tx.Query(ctx, sql, args...)
+		if err != nil {
 			return err
 		}
+		var row, key string
+		_, err = pgx.ForEachRow(rows, []any{&row, &key}, func() error {
+			page.rows, page.keys, page.bytes = append(page.rows, row), append(page.keys, key), page.bytes+len(row)
+			return nil
+		})
+		return err
+	})
+	return page, err
+}
+
+// keyAbove is the condition that a key is above another one.
+func (t *table) keyAbove(left, right func(i int) string) string {
+	if n := len(t.key); !slices.ContainsFunc(t.above, func(op string) bool { return op != t.above[0] }) {
+		return fmt.Sprintf("(%s) %s (%s)", list(n, left), t.above[0], list(n, right))
 	}
-	return t.skipBadSeed(ctx, tx, seqs, tab, key)
+	// Rows are compared with one operator for all of their columns; these have several.
+	sql := ""
+	for i := len(t.key) - 1; i >= 0; i-- {
+		above := left(i) + " " + t.above[i] + " " + right(i)
+		if sql == "" {
+			sql = above
+		} else {
+			sql = fmt.Sprintf("(%s OR %s %s %s AND %s)", above, left(i), t.equal[i], right(i), sql)
+		}
+	}
+	return sql
 }
 
-type seededPage struct {
-	read, written int64
-	lastKey       *string
-}
-
-// seedSQL copies the first rows whose key is above $2, a literal of the mirror's row type, with seqs from $1 on; without $2
-// it begins with the first row.
-func seedSQL(tab *table, begin bool, limit int) string {
+// writePage writes those rows of a page that are not in the mirror yet, with seqs from first on. Rows that do not become JSON
+// go to quarantine. ruined is why no row of the table can become JSON.
+func (t *Target) writePage(ctx context.Context, tx pgx.Tx, first koldproxy.Seq, tab *table, page *seedPage, last bool) (ruined string, err error) {
+	answers, questions := make([]judged, len(page.rows)), make([]question, len(page.rows))
+	for i := range questions {
+		questions[i] = question{literal: page.rows[i], answer: &answers[i], asks: make([]bool, len(tab.streams))}
+	}
+	j := &judge{target: t, tx: tx, table: tab, last: last}
+	if err := j.ask(ctx, questions); err != nil || j.ruined != "" {
+		return j.ruined, err
+	}
+	var keys, images []string
+	var seqs []int64
+	for i := range answers {
+		seq := first + koldproxy.Seq(i)
+		if answers[i].failed == nil {
+			keys, images, seqs = append(keys, page.keys[i]), append(images, *answers[i].image), append(seqs, int64(seq))
+		} else if err := t.quarantineSeed(ctx, tx, tab, seq, page.rows[i], answers[i].failed); err != nil {
+			return "", err
+		}
+	}
 	m := tab.mirror
-	return fmt.Sprintf(`WITH page AS MATERIALIZED (%[1]s),
-written AS (INSERT INTO %[2]s (%[3]s, seq, op, row_image)
-	SELECT %[4]s, $1::bigint + row_number() OVER (ORDER BY %[4]s) - 1, 1, pg_catalog.to_jsonb(page.r) FROM page ON CONFLICT DO NOTHING RETURNING 1)
-SELECT (SELECT count(*) FROM page), (SELECT count(*) FROM written), (%[5]s)`,
-		pageSQL(tab, begin, "$2", limit), m.name, strings.Join(m.keys, ", "), tab.pageKeys(""), lastKeySQL(tab))
+	tag, err := tx.Exec(ctx, fmt.Sprintf(`INSERT INTO %[1]s (%[2]s, seq, op, row_image)
+		SELECT %[3]s, d.seq, 1, d.image
+		FROM (SELECT u.key::%[1]s AS row, u.seq, u.image::pg_catalog.jsonb AS image
+		      FROM unnest($1::text[], $2::bigint[], $3::text[]) AS u(key, seq, image) OFFSET 0) d
+		ON CONFLICT DO NOTHING`, m.name, strings.Join(m.keys, ", "), list(len(m.keys), func(i int) string { return "(d.row)." + m.keys[i] })), keys, seqs, images)
+	page.written = tag.RowsAffected()
+	return "", err
 }
 
-// pageSQL reads rows in key order. The limit is a constant and the first page has no condition, so that a plan made for
-// unknown parameters walks the primary key too.
-func pageSQL(tab *table, begin bool, after string, limit int) string {
-	key := list(len(tab.key), func(i int) string { return "_ks_row." + ident(tab.column(tab.key[i]).name) })
-	where := ""
-	if !begin {
-		where = fmt.Sprintf("WHERE (%s) > (%s) ", key,
-			list(len(tab.key), func(i int) string {
-				return fmt.Sprintf("(%s::text::%s).%s", after, tab.mirror.name, tab.mirror.keys[i])
-			}))
+func (t *Target) quarantineSeed(ctx context.Context, tx pgx.Tx, tab *table, seq koldproxy.Seq, literal string, cause *pgconn.PgError) error {
+	_, err := tx.Exec(ctx, `INSERT INTO koldstore.quarantine (table_oid, seq, op, commit_lsn, sqlstate, message, row_text)
+		VALUES ($1, $2, 1, '0/0', $3, $4, $5)`, tab.oid, int64(seq), cause.Code, cause.Message, literal)
+	if err != nil {
+		return fmt.Errorf("put a row into quarantine: %w", err)
 	}
-	return fmt.Sprintf(`SELECT _ks_row AS r FROM ONLY %s _ks_row %sORDER BY %s LIMIT %d`, tab.name, where, key, limit)
-}
-
-// lastKeySQL is the key of the page's last row as a literal of the mirror's row type.
-func lastKeySQL(tab *table) string {
-	return fmt.Sprintf(`SELECT ROW(%s, NULL, NULL, NULL)::%s::text FROM page ORDER BY %s LIMIT 1`, tab.pageKeys(""), tab.mirror.name, tab.pageKeys(" DESC"))
-}
-
-// pageKeys are the key columns of the rows of page.
-func (t *table) pageKeys(direction string) string {
-	return list(len(t.key), func(i int) string { return "(page.r)." + ident(t.column(t.key[i]).name) + direction })
+	t.done.quarantined++
+	t.log.Warn().Str("table", tab.name).Str("sqlstate", cause.Code).Msg("a row could not be copied into the mirror and is in quarantine")
+	return nil
 }
 
 // notePage remembers where the seed is, and that it is done if the page was short.
-func (t *Target) notePage(ctx context.Context, tx pgx.Tx, tab *table, page seededPage, limit int) error {
-	done := page.read < int64(limit)
+func (t *Target) notePage(ctx context.Context, tx pgx.Tx, tab *table, page *seedPage, done bool) error {
+	var lastKey *string
+	if n := len(page.keys); n > 0 {
+		lastKey = &page.keys[n-1]
+	}
 	_, err := tx.Exec(ctx, `WITH noted AS (
 			UPDATE koldstore.managed_table SET seed_key = coalesce($2, seed_key), state = CASE WHEN $3 THEN 'active' ELSE state END
 			WHERE mirror_oid = $1 RETURNING seed_job)
@@ -177,7 +239,7 @@ func (t *Target) notePage(ctx context.Context, tx pgx.Tx, tab *table, page seede
 		SET status = CASE WHEN $3 THEN 'completed' ELSE 'running' END, started_at = coalesce(j.started_at, pg_catalog.clock_timestamp()),
 		    ended_at = CASE WHEN $3 THEN pg_catalog.clock_timestamp() END,
 		    progress = pg_catalog.jsonb_build_object('rows', coalesce((j.progress ->> 'rows')::bigint, 0) + $4::bigint)
-		FROM noted WHERE j.job_id = noted.seed_job`, tab.mirror.oid, page.lastKey, done, page.written)
+		FROM noted WHERE j.job_id = noted.seed_job`, tab.mirror.oid, lastKey, done, page.written)
 	if err != nil {
 		return err
 	}
@@ -187,36 +249,6 @@ func (t *Target) notePage(ctx context.Context, tx pgx.Tx, tab *table, page seede
 		t.log.Info().Str("table", tab.name).Msg("mirror is seeded")
 	}
 	return nil
-}
-
-// skipBadSeed puts the next row, which cannot be copied, into quarantine and goes on after it.
-func (t *Target) skipBadSeed(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, tab *table, key *string) error {
-	var rowText, lastKey *string
-	cause := &pgconn.PgError{Code: "22000", Message: "the row cannot be copied into the mirror"}
-	err := pgx.BeginFunc(ctx, tx, func(part pgx.Tx) error {
-		var args []any
-		if key != nil {
-			args = append(args, *key)
-		}
-		return part.QueryRow(ctx, fmt.Sprintf(`WITH page AS MATERIALIZED (%s) SELECT (page.r)::text, (%s) FROM page`,
-			pageSQL(tab, key == nil, "$1", 1), lastKeySQL(tab)), args...).Scan(&rowText, &lastKey)
-	})
-	if err != nil {
-		return err
-	}
-	err = pgx.BeginFunc(ctx, tx, func(part pgx.Tx) error {
-		var ignored *string
-		return part.QueryRow(ctx, `SELECT pg_catalog.to_jsonb($1::text::`+tab.name+`)::text`, rowText).Scan(&ignored)
-	})
-	errors.As(err, &cause)
-	_, err = tx.Exec(ctx, `INSERT INTO koldstore.quarantine (table_oid, seq, op, commit_lsn, sqlstate, message, row_text)
-		VALUES ($1, $2, 1, '0/0', $3, $4, $5)`, tab.oid, int64(seqs.Reserve(1, t.cfg.Now())), cause.Code, cause.Message, rowText)
-	if err != nil {
-		return fmt.Errorf("put a row into quarantine: %w", err)
-	}
-	t.done.quarantined++
-	t.log.Warn().Str("table", tab.name).Str("sqlstate", cause.Code).Msg("a row could not be copied into the mirror and is in quarantine")
-	return t.notePage(ctx, tx, tab, seededPage{read: 1, lastKey: lastKey}, 1)
 }
 
 // seedLocked waits a moment for a row that somebody has locked, or finds that it is gone.

@@ -34,6 +34,7 @@ func TestApplierCountedAsStandby(t *testing.T) {
 	must(t, err)
 	t.Cleanup(pool.Close)
 	h := &host{t: t, dsn: dsn, name: "postgres", pool: pool, app: app, config: changefeed.DefaultConfig("postgres")}
+	h.config.DSN = dsn
 	t.Cleanup(func() { h.stopApplier() })
 	h.startApplier()
 	h.exec(`CREATE TABLE t (id int PRIMARY KEY)`)

@@ -25,6 +25,9 @@ type Target struct {
 	tidied  bool  // abandoned seed jobs have been looked for
 	done    tally // in the transaction that is open
 
+	eval     *evalSession
+	timeouts map[timeouts]int // how often code of a stream or table took too long
+
 	isStandby bool // the server counts the applier as a synchronous standby
 }
 
@@ -36,7 +39,13 @@ func NewTarget(cfg Config, log zerolog.Logger, metrics *Metrics) (*Target, error
 	if metrics == nil {
 		metrics = NewMetrics(nil)
 	}
-	t := &Target{cfg: cfg, log: log.With().Str("db", cfg.Database).Logger(), metrics: metrics}
+	eval, err := newEvalSession(cfg.DSN, cfg.EvalTimeout)
+	if err != nil {
+		return nil, err
+	}
+	t := &Target{
+		cfg: cfg, log: log.With().Str("db", cfg.Database).Logger(), metrics: metrics, eval: eval, timeouts: make(map[timeouts]int),
+	}
 	t.Reset()
 	return t, nil
 }
@@ -47,6 +56,9 @@ func (t *Target) Reset() {
 	t.seen = make(map[*koldproxy.Relation]bool)
 	t.done, t.isStandby = tally{}, false
 }
+
+// Close ends the session that evaluates rows, if it is open. The Target can be used again afterwards.
+func (t *Target) Close() { t.eval.close(context.Background()) }
 
 // forget makes the next use of the catalog load it.
 func (t *Target) forget() {

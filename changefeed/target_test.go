@@ -60,6 +60,7 @@ func TestUnchangedToastWithoutFullIdentity(t *testing.T) {
 	h.manage("t")
 	h.stream("s", "u", "v > 0")
 	h.exec(`INSERT INTO t VALUES (1, 1, repeat('a', 9000), ARRAY['p"q', NULL, repeat('b', 9000)])`)
+	h.admin(`ALTER EVENT TRIGGER koldproxy_ddl DISABLE`) // as where koldproxy could not create it; it would break stream and mirror
 	h.exec(`ALTER TABLE t REPLICA IDENTITY DEFAULT`, `ALTER TABLE u REPLICA IDENTITY DEFAULT`)
 	h.fence()
 	h.stopApplier()

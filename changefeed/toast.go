@@ -2,8 +2,10 @@ package changefeed
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -37,23 +39,18 @@ func (t *Target) resolveEvent(ctx context.Context, tx pgx.Tx, te *tableEvents, i
 			key = e.keyBefore
 		}
 		value, found := lookBack(te.events[:i], key, column)
-		for _, source := range []string{imageSQL(tab, column), heapSQL(tab, column)} {
-			if found || source == "" {
-				continue
+		for _, look := range []func(context.Context, pgx.Tx, *table, []string, int) (*string, error){lookInMirror, lookInTable} {
+			if found {
+				break
 			}
-			var text *string
-			args := make([]any, len(key))
-			for k := range key {
-				args[k] = key[k]
-			}
-			err := tx.QueryRow(ctx, source, args...).Scan(&text)
-			if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+			text, err := look(ctx, tx, tab, key, column)
+			if err != nil {
 				if blame(err) == definition {
 					return errStale
 				}
 				return fmt.Errorf("look up a toasted value: %w", err)
 			}
-			if err == nil && text != nil { // a toasted value is never NULL
+			if text != nil { // a toasted value is never NULL
 				value, found = koldproxy.Datum{Kind: koldproxy.DatumText, Text: *text}, true
 			}
 		}
@@ -88,28 +85,60 @@ func lookBack(events []event, key []string, column int) (koldproxy.Datum, bool) 
 	return koldproxy.Datum{}, false
 }
 
-func imageSQL(tab *table, column int) string {
-	if tab.mirror == nil {
-		return ""
+// lookInMirror reads the value from the image of the row. An image is JSON; what it says is brought back into the text of the
+// column's type by the input function of that type, if that runs no code of users.
+func lookInMirror(ctx context.Context, tx pgx.Tx, tab *table, key []string, column int) (*string, error) {
+	a := tab.column(column)
+	if tab.mirror == nil || !a.safe {
+		return nil, nil
 	}
-	name := tab.column(column).name
-	return fmt.Sprintf(`SELECT (pg_catalog.jsonb_populate_record(NULL::%s, m.row_image)).%s::text FROM %s m WHERE m.op <> 3 AND m.row_image ? %s AND %s`,
-		tab.name, ident(name), tab.mirror.name, quoteLiteral(name), tab.keyIs(func(i int) string { return tab.mirror.keys[i] }))
+	return lookUp(ctx, tx, fmt.Sprintf(`SELECT pg_catalog.format('%%s', x.%[1]s)
+		FROM (SELECT $1::text::%[2]s AS row OFFSET 0) k, %[2]s m, pg_catalog.jsonb_to_record(m.row_image) AS x(%[1]s %[3]s)
+		WHERE m.op <> 3 AND m.row_image ? %[4]s AND x.%[1]s IS NOT NULL AND %[5]s`,
+		ident(a.name), tab.mirror.name, a.typeName, quoteLiteral(a.name),
+		tab.keyIs(func(i int) string { return "m." + tab.mirror.keys[i] }, func(i int) string { return "(k.row)." + tab.mirror.keys[i] })),
+		tab.mirror.literal(key))
 }
 
-func heapSQL(tab *table, column int) string {
-	return fmt.Sprintf(`SELECT m.%s::text FROM ONLY %s m WHERE %s`, ident(tab.column(column).name), tab.name,
-		tab.keyIs(func(i int) string { return ident(tab.column(tab.key[i]).name) }))
-}
-
-// keyIs compares the key columns of m with parameters.
-func (t *table) keyIs(name func(i int) string) string {
-	sql := ""
-	for i := range t.key {
-		if i > 0 {
-			sql += " AND "
+// lookInTable reads the value from the table, if the key can be handed over without running code of users.
+func lookInTable(ctx context.Context, tx pgx.Tx, tab *table, key []string, column int) (*string, error) {
+	values := make(map[string]string, len(key))
+	for i := range key {
+		if a := tab.column(tab.key[i]); !a.safe {
+			return nil, nil
 		}
-		sql += fmt.Sprintf("m.%s = $%d::text::%s", name(i), i+1, t.keyType(i))
+		values[fmt.Sprintf("k%d", i+1)] = key[i]
 	}
-	return sql
+	object, err := json.Marshal(values)
+	if err != nil {
+		return nil, err
+	}
+	var text *string
+	err = readTable(ctx, tx, func() error {
+		text, err = lookUp(ctx, tx, fmt.Sprintf(`SELECT pg_catalog.format('%%s', m.%s)
+			FROM pg_catalog.jsonb_to_record($1::text::pg_catalog.jsonb) AS k(%s), ONLY %s m WHERE m.%[1]s IS NOT NULL AND %[4]s`,
+			ident(tab.column(column).name),
+			list(len(key), func(i int) string { return fmt.Sprintf("k%d %s", i+1, tab.column(tab.key[i]).typeName) }), tab.name,
+			tab.keyIs(func(i int) string { return "m." + ident(tab.column(tab.key[i]).name) }, func(i int) string { return fmt.Sprintf("k.k%d", i+1) })),
+			string(object))
+		return err
+	})
+	return text, err
+}
+
+func lookUp(ctx context.Context, tx pgx.Tx, sql, arg string) (text *string, err error) {
+	err = tx.QueryRow(ctx, sql, arg).Scan(&text)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	return text, err
+}
+
+// keyIs compares the columns of the key.
+func (t *table) keyIs(left, right func(i int) string) string {
+	parts := make([]string, len(t.key))
+	for i := range parts {
+		parts[i] = left(i) + " " + t.equal[i] + " " + right(i)
+	}
+	return strings.Join(parts, " AND ")
 }

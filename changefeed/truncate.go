@@ -68,12 +68,8 @@ func (t *Target) truncateMirror(ctx context.Context, tx pgx.Tx, seqs *koldproxy.
 		return err
 	}
 	if live > 0 {
-		same := make([]string, len(m.keys))
-		for i, k := range m.keys {
-			same[i] = "m." + k + " = live." + k
-		}
-		tag, err := tx.Exec(ctx, fmt.Sprintf(`WITH live AS (SELECT %[2]s, row_number() OVER (ORDER BY %[2]s) - 1 AS n FROM %[1]s WHERE op <> 3)
-			UPDATE %[1]s m SET seq = $1 + live.n, op = 3, row_image = NULL FROM live WHERE %[3]s`, m.name, keys, strings.Join(same, " AND ")),
+		tag, err := tx.Exec(ctx, fmt.Sprintf(`WITH live AS (SELECT seq, row_number() OVER (ORDER BY %[2]s) - 1 AS n FROM %[1]s WHERE op <> 3)
+			UPDATE %[1]s m SET seq = $1 + live.n, op = 3, row_image = NULL FROM live WHERE m.seq = live.seq`, m.name, keys),
 			int64(seqs.Reserve(live, t.cfg.Now())))
 		if err != nil {
 			return err

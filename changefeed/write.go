@@ -15,39 +15,117 @@ import (
 type write struct {
 	table  *table
 	stream *stream // nil for the mirror
-	events []*event
+	items  []item
 	// effective leaves out what is invisible in the end: of the mirror, all but the last event of each key.
-	effective []*event
+	effective []item
 }
 
-// writes distributes the events of a plan. Events with a problem are left out; they come back as bad.
-func (p *plan) writes() (good, bad []write) {
+// flaw is an event, or a part of one, that goes to quarantine.
+type flaw struct {
+	table   *table
+	stream  *stream // nil for the mirror
+	event   *event
+	code    string
+	message string
+	// noted means that the event is written all the same, without what is wrong with its old row.
+	noted bool
+}
+
+// broken is a stream, or the mirror of a table, that cannot go on.
+type broken struct {
+	table  *table
+	stream *stream
+	reason string
+}
+
+// outcome is what is to become of a plan.
+type outcome struct {
+	writes []write
+	flaws  []flaw
+	broken []broken
+}
+
+// judgePlan asks the eval session about a plan and distributes its events.
+func (t *Target) judgePlan(ctx context.Context, tx pgx.Tx, p *plan, last bool) (*outcome, error) {
+	var out outcome
 	for _, te := range p.tables {
-		var fine, faulty []*event
-		for i := range te.events {
-			if e := &te.events[i]; e.problem == "" {
-				fine = append(fine, e)
-			} else {
-				faulty = append(faulty, e)
-			}
+		j, err := t.judge(ctx, tx, te, last)
+		if err != nil {
+			return nil, err
 		}
 		if te.table.mirror != nil {
-			good = append(good, write{table: te.table, events: fine, effective: lastOfEachKey(fine)})
-			bad = append(bad, write{table: te.table, events: faulty})
+			if j.ruined == "" {
+				out.mirror(te)
+			} else {
+				out.broken = append(out.broken, broken{te.table, nil, j.ruined})
+			}
 		}
-		for _, s := range te.table.streams {
-			good = append(good, write{table: te.table, stream: s, events: fine, effective: fine})
-			bad = append(bad, write{table: te.table, stream: s, events: faulty})
+		for i, s := range te.table.streams {
+			reason := j.broken[s]
+			if reason == "" {
+				reason = j.ruined
+			}
+			if reason == "" {
+				out.stream(te, i)
+			} else {
+				out.broken = append(out.broken, broken{te.table, s, reason})
+			}
 		}
 	}
-	return good, bad
+	return &out, nil
 }
 
-func (w *write) statement(events []*event) (string, []any) {
-	if w.stream == nil {
-		return w.table.mirror.sql, mirrorArgs(w.table, events)
+func (o *outcome) mirror(te *tableEvents) {
+	w := write{table: te.table}
+	for i := range te.events {
+		e := &te.events[i]
+		switch {
+		case e.problem != "":
+			o.flaws = append(o.flaws, flaw{te.table, nil, e, codeProblem, e.problem, false})
+		case e.op == koldproxy.OpDelete: // a tombstone needs the key only
+			w.items = append(w.items, item{event: e})
+		case e.newJudged.failed != nil:
+			o.flaws = append(o.flaws, flaw{te.table, nil, e, e.newJudged.failed.Code, e.newJudged.failed.Message, false})
+		default:
+			w.items = append(w.items, item{event: e, doc: e.newJudged.image})
+		}
 	}
-	return w.stream.sql, streamArgs(events)
+	w.effective = lastOfEachKey(w.items)
+	o.writes = append(o.writes, w)
+}
+
+func (o *outcome) stream(te *tableEvents, i int) {
+	s := te.table.streams[i]
+	w := write{table: te.table, stream: s}
+	for j := range te.events {
+		e := &te.events[j]
+		if e.problem != "" {
+			o.flaws = append(o.flaws, flaw{te.table, s, e, codeProblem, e.problem, false})
+			continue
+		}
+		it, ok, lost, noted := e.judgedBy(i, s)
+		if ok {
+			w.items = append(w.items, it)
+		}
+		if lost != nil {
+			o.flaws = append(o.flaws, flaw{te.table, s, e, lost.Code, lost.Message, false})
+		}
+		if noted != nil {
+			o.flaws = append(o.flaws, flaw{te.table, s, e, noted.Code, "the old row: " + noted.Message, true})
+		}
+	}
+	w.effective = w.items
+	o.writes = append(o.writes, w)
+}
+
+// codeProblem is PostgreSQL's object_not_in_prerequisite_state, for events that the log did not carry whole.
+const codeProblem = "55000"
+
+func (w *write) statement(items []item) (string, []any) {
+	if w.stream == nil {
+		return w.table.mirror.sql, mirrorArgs(w.table.mirror, items)
+	}
+	return w.stream.sql, streamArgs(items)
 }
 
 // finish reads the result of the statement and counts it.
@@ -70,10 +148,12 @@ func (t *Target) finish(w *write, q interface {
 // write writes a plan: all of it in one round trip if nothing is wrong with it, otherwise piece by piece. In the last attempt
 // errors that look like a changed catalog are taken for what they are.
 func (t *Target) write(ctx context.Context, tx pgx.Tx, p *plan, last bool) error {
-	good, bad := p.writes()
-	before := t.done.clone()
-	err := t.writeAtOnce(ctx, tx, p, good)
+	out, err := t.judgePlan(ctx, tx, p, last)
 	if err != nil {
+		return err
+	}
+	before := t.done.clone()
+	if err := t.writeAtOnce(ctx, tx, p, out.writes); err != nil {
 		switch blame(err) {
 		case nobody:
 			return err
@@ -86,16 +166,27 @@ func (t *Target) write(ctx context.Context, tx pgx.Tx, p *plan, last bool) error
 			return err
 		}
 		t.done = before
-		if err := t.writeCarefully(ctx, tx, p, good); err != nil {
+		if err := t.writeCarefully(ctx, tx, p, out); err != nil {
 			return err
 		}
 	}
-	for i := range bad {
-		for _, e := range bad[i].events {
-			if err := t.quarantine(ctx, tx, &bad[i], e, "55000", e.problem); err != nil {
-				return err
-			}
+	for i := range out.flaws {
+		if err := t.quarantine(ctx, tx, &out.flaws[i]); err != nil {
+			return err
 		}
+	}
+	for _, b := range out.broken {
+		if b.stream != nil {
+			err = t.breakStream(ctx, tx, b.stream, b.reason)
+		} else {
+			err = t.breakMirror(ctx, tx, b.table, b.reason)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if len(out.broken) > 0 {
+		t.forget()
 	}
 	return nil
 }
@@ -130,15 +221,14 @@ func (p *plan) sources() []*table {
 	return out
 }
 
-// writeCarefully finds what is wrong. Rows that cannot be written go to quarantine; a mirror or stream whose definition does
+// writeCarefully finds what is wrong. Rows that cannot be written become flaws; a mirror or stream whose definition does
 // not work any more is broken. Every event counts: when the last one of a key turns out bad, the mirror shows the one before.
-func (t *Target) writeCarefully(ctx context.Context, tx pgx.Tx, p *plan, writes []write) error {
-	broken := make(map[*write]string)
-	for i := range writes {
-		w := &writes[i]
-		err := t.writePart(ctx, tx, w, w.events)
+func (t *Target) writeCarefully(ctx context.Context, tx pgx.Tx, p *plan, out *outcome) error {
+	for i := range out.writes {
+		w := &out.writes[i]
+		err := t.writePart(ctx, tx, w, w.items, out)
 		if err != nil && blame(err) == definition {
-			broken[w] = publicReason(err)
+			out.broken = append(out.broken, broken{w.table, w.stream, publicReason(err)})
 			continue
 		}
 		if err != nil {
@@ -146,34 +236,17 @@ func (t *Target) writeCarefully(ctx context.Context, tx pgx.Tx, p *plan, writes 
 		}
 	}
 	// Whatever went wrong above may have been the doing of somebody who changed the tables meanwhile.
-	if err := t.checkStillTrue(ctx, tx, p.sources()...); err != nil {
-		return err
-	}
-	for w, reason := range broken {
-		var err error
-		if w.stream != nil {
-			err = t.breakStream(ctx, tx, w.stream, reason)
-		} else {
-			err = t.breakMirror(ctx, tx, w.table, reason)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if len(broken) > 0 {
-		t.forget()
-	}
-	return nil
+	return t.checkStillTrue(ctx, tx, p.sources()...)
 }
 
 // writePart writes some events; if one of them is to blame for an error it looks for it by halving.
-func (t *Target) writePart(ctx context.Context, tx pgx.Tx, w *write, events []*event) error {
-	if len(events) == 0 {
+func (t *Target) writePart(ctx context.Context, tx pgx.Tx, w *write, items []item, out *outcome) error {
+	if len(items) == 0 {
 		return nil
 	}
 	before := t.done.clone()
 	err := pgx.BeginFunc(ctx, tx, func(part pgx.Tx) error { // a savepoint
-		sql, args := w.statement(events)
+		sql, args := w.statement(items)
 		return t.finish(w, &single{ctx: ctx, tx: part, sql: sql, args: args})
 	})
 	if err == nil {
@@ -183,16 +256,17 @@ func (t *Target) writePart(ctx context.Context, tx pgx.Tx, w *write, events []*e
 	if blame(err) != row {
 		return err
 	}
-	if len(events) == 1 {
+	if len(items) == 1 {
 		var pg *pgconn.PgError
 		errors.As(err, &pg)
-		return t.quarantine(ctx, tx, w, events[0], pg.Code, pg.Message)
+		out.flaws = append(out.flaws, flaw{w.table, w.stream, items[0].event, pg.Code, pg.Message, false})
+		return nil
 	}
-	half := len(events) / 2
-	if err := t.writePart(ctx, tx, w, events[:half]); err != nil {
+	half := len(items) / 2
+	if err := t.writePart(ctx, tx, w, items[:half], out); err != nil {
 		return err
 	}
-	return t.writePart(ctx, tx, w, events[half:])
+	return t.writePart(ctx, tx, w, items[half:], out)
 }
 
 // single makes one statement look like one of a batch.
@@ -207,28 +281,35 @@ func (s *single) Exec() (pgconn.CommandTag, error) { return s.tx.Exec(s.ctx, s.s
 func (s *single) QueryRow() pgx.Row                { return s.tx.QueryRow(s.ctx, s.sql, s.args...) }
 
 // quarantine puts an event aside that cannot be written. The row itself never appears in the log of the process.
-func (t *Target) quarantine(ctx context.Context, tx pgx.Tx, w *write, e *event, code, message string) error {
+func (t *Target) quarantine(ctx context.Context, tx pgx.Tx, f *flaw) error {
 	var streamID *int64
+	e := f.event
 	text := e.newLiteral()
-	if e.op == koldproxy.OpDelete {
+	if e.op == koldproxy.OpDelete || f.noted {
 		text = e.oldLiteral()
 	}
-	event := t.log.Warn().Str("table", w.table.name).Str("lsn", e.lsn.String()).Int64("seq", int64(e.seq)).Str("sqlstate", code)
-	if w.stream != nil {
-		streamID = &w.stream.id
-		if _, err := tx.Exec(ctx, `UPDATE koldstore.stream_status SET events_lost = events_lost + 1 WHERE stream_id = $1`, w.stream.id); err != nil {
+	event := t.log.Warn().Str("table", f.table.name).Str("lsn", e.lsn.String()).Int64("seq", int64(e.seq)).Str("sqlstate", f.code)
+	if f.stream != nil {
+		streamID = &f.stream.id
+		event.Str("stream", f.stream.label)
+	}
+	if f.stream != nil && !f.noted {
+		if _, err := tx.Exec(ctx, `UPDATE koldstore.stream_status SET events_lost = events_lost + 1 WHERE stream_id = $1`, f.stream.id); err != nil {
 			return fmt.Errorf("count a lost event: %w", err)
 		}
-		t.done.lose(w.stream.label)
-		event.Str("stream", w.stream.label)
+		t.done.lose(f.stream.label)
 	}
 	_, err := tx.Exec(ctx, `INSERT INTO koldstore.quarantine (table_oid, stream_id, seq, op, commit_lsn, sqlstate, message, row_text)
 		VALUES ($1, $2, $3, $4, $5::text::pg_lsn, $6, $7, $8)`,
-		w.table.oid, streamID, int64(e.seq), int16(e.op), e.lsn.String(), code, message, text)
+		f.table.oid, streamID, int64(e.seq), int16(e.op), e.lsn.String(), f.code, f.message, text)
 	if err != nil {
 		return fmt.Errorf("put a row into quarantine: %w", err)
 	}
 	t.done.quarantined++
-	event.Msg("a row change could not be written and is in quarantine")
+	if f.noted {
+		event.Msg("the old row of a change could not be read; the change is written without it")
+	} else {
+		event.Msg("a row change could not be written and is in quarantine")
+	}
 	return nil
 }

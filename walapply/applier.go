@@ -30,6 +30,9 @@ type Target interface {
 	Background(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence) (more bool, err error)
 	// Committed is called after the transaction of the last Apply or Background calls has committed. It must not block.
 	Committed()
+	// Close gives up connections and the like that the target holds on its own; called whenever applying ends, for
+	// whatever reason. Reset comes before the next Apply.
+	Close()
 }
 
 // Applier applies the changes of one database while it leads. Its methods may be called from any goroutine.

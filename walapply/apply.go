@@ -198,6 +198,7 @@ func (l *applyLoop) open(ctx context.Context) error {
 		return fmt.Errorf("begin an apply transaction: %w", err)
 	}
 	l.tx, l.txStart, l.txRows = tx, time.Now(), 0
+	l.busySince.Store(l.txStart.UnixNano())
 	return nil
 }
 
@@ -258,6 +259,7 @@ func (l *applyLoop) commitTx(ctx context.Context, n next) error {
 		return fmt.Errorf("commit an apply transaction: %w", err)
 	}
 	l.tx = nil
+	l.busySince.Store(0)
 	l.cp.applied, l.cp.watermark = n.applied, n.watermark
 	return nil
 }

@@ -38,6 +38,10 @@ type Config struct {
 	// RetryMin and RetryMax bound the growing pause after an error; defaults 100 ms and 5 s.
 	RetryMin, RetryMax time.Duration
 
+	// LockWait is how long other sessions may keep the applier waiting for a lock on a relation that koldproxy owns (a log,
+	// a mirror, its catalog) before they are terminated; default 30 s, 0 for ever.
+	LockWait time.Duration
+
 	// WhileLeading, if set, runs while this instance leads and the slot is in order. Its context ends with leadership,
 	// and leadership is handed on only after it has returned. An error gives leadership up; nil just ends it.
 	WhileLeading func(ctx context.Context) error
@@ -57,6 +61,7 @@ func DefaultConfig(dsn string) Config {
 		TakeoverInterval: time.Second,
 		RetryMin:         100 * time.Millisecond,
 		RetryMax:         5 * time.Second,
+		LockWait:         30 * time.Second,
 	}
 }
 
@@ -91,6 +96,7 @@ func (c Config) Validate() error {
 		{"apply.takeover_interval", c.TakeoverInterval, time.Millisecond},
 		{"apply.retry_min", c.RetryMin, time.Millisecond},
 		{"apply.retry_max", c.RetryMax, c.RetryMin},
+		{"apply.lock_wait", c.LockWait, 0},
 	} {
 		if d.value < d.low {
 			errs = append(errs, fmt.Errorf("%s: want at least %v, not %v", d.key, d.low, d.value))

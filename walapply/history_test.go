@@ -288,6 +288,8 @@ func (r *auditRecorder) Apply(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Se
 	return err
 }
 
+func (r *auditRecorder) Close() {}
+
 func (r *auditRecorder) Background(_ context.Context, _ pgx.Tx, seqs *koldproxy.Sequence) (bool, error) {
 	seqs.Reserve(1, time.Now())
 	return false, nil

@@ -208,6 +208,8 @@ func (r *recorder) Apply(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequenc
 	return err
 }
 
+func (r *recorder) Close() {}
+
 func (r *recorder) Background(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence) (bool, error) {
 	r.mu.Lock()
 	r.units++

@@ -9,6 +9,7 @@ type Metrics struct {
 	batchSeconds prometheus.Histogram
 	errors       prometheus.Counter
 	sessions     prometheus.Counter
+	terminated   prometheus.Counter
 	leading      prometheus.Gauge
 	lagSeconds   prometheus.Gauge
 	backlog      prometheus.Gauge
@@ -40,6 +41,10 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "koldproxy_walapply_sessions_total",
 			Help: "Replication connections that began to stream.",
 		}),
+		terminated: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "koldproxy_walapply_terminated_blockers_total",
+			Help: "Sessions that were terminated because they kept the applier waiting for a lock.",
+		}),
 		leading: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "koldproxy_walapply_leading",
 			Help: "1 while this instance applies changes for the database.",
@@ -58,7 +63,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.rows, m.transactions, m.batchSeconds, m.errors, m.sessions, m.leading, m.lagSeconds, m.backlog, m.acknowledged)
+		reg.MustRegister(m.rows, m.transactions, m.batchSeconds, m.errors, m.sessions, m.terminated, m.leading, m.lagSeconds, m.backlog, m.acknowledged)
 	}
 	return m
 }

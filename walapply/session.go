@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pglogrepl"
@@ -28,6 +29,8 @@ type session struct {
 
 	conn *pgx.Conn
 	cp   checkpoint
+	// busySince is when the open apply transaction began, in nanoseconds since 1970; 0 if none is open.
+	busySince atomic.Int64
 }
 
 // run returns nil only if ctx ended.
@@ -36,6 +39,7 @@ func (s *session) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer closeConn(ctx, s.conn)
+	defer s.a.target.Close()
 	if err := s.deposeApply(ctx); err != nil {
 		return err
 	}
@@ -160,6 +164,9 @@ func (s *session) stream(parent context.Context, wal *pgconn.PgConn, slot slotSt
 		interval = min(interval, max(timeout/3, time.Millisecond))
 	}
 	group.Go(func() error { return ack.run(ctx, interval) })
+	if s.a.cfg.LockWait > 0 {
+		group.Go(func() error { return (&lockWatch{session: s}).run(ctx) })
+	}
 	received := make(chan struct{})
 	go func() {
 		defer close(received)

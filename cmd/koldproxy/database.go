@@ -83,6 +83,7 @@ func (db *database) wire(bucket coldstore.Bucket, publisher changefeed.Publisher
 	db.fulfiller = changefeed.NewFulfiller(func(string) (*pgxpool.Pool, bool) { return db.pool, true }, coldPages{db.cold}, log, metrics)
 
 	tc := changefeed.DefaultConfig(db.name)
+	tc.DSN = db.dsn
 	tc.Cold = coldPages{db.cold}
 	tc.Committed = db.tail.Wake
 	target, err := changefeed.NewTarget(tc, log, metrics)

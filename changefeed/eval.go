@@ -1,0 +1,266 @@
+package changefeed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// evalSession is the session in which code of users runs: checks of domains, casts, whatever predicates call. Nothing else
+// happens in it. The code runs under rights of its own (koldstore.eval_rows); what it could leave behind in the session for
+// whoever comes next is kept out like this:
+//
+//   - Each statement has a transaction of its own, which is read-only and is always rolled back. That undoes settings and
+//     keeps deferred triggers from firing.
+//   - Statements have no names, so that nobody can have prepared another one under theirs.
+//   - DISCARD ALL follows every error, and one statement in a thousand.
+//   - Code that does not stop when it is told to is stopped by ending the session.
+//
+// What comes out of it is text. It belongs to the goroutine of its [Target].
+type evalSession struct {
+	cfg     *pgconn.Config
+	timeout time.Duration
+	types   *pgtype.Map
+
+	conn       *pgconn.PgConn // nil if there is none
+	started    string         // the backend's start, which tells it from another one of the same pid
+	statements int
+}
+
+// evalSettings are those of the apply session (see walapply), as far as they change how values are read and written, and
+// what keeps the session harmless.
+var evalSettings = map[string]string{
+	"application_name":                    "koldproxy eval",
+	"client_encoding":                     "UTF8",
+	"datestyle":                           "ISO",
+	"intervalstyle":                       "postgres",
+	"extra_float_digits":                  "3",
+	"bytea_output":                        "hex",
+	"timezone":                            "UTC",
+	"lc_monetary":                         "C",
+	"search_path":                         "pg_catalog",
+	"standard_conforming_strings":         "on",
+	"default_transaction_isolation":       "read committed",
+	"default_transaction_read_only":       "on",
+	"default_transaction_deferrable":      "off",
+	"idle_in_transaction_session_timeout": "0",
+	"idle_session_timeout":                "0",
+	"jit":                                 "off",
+}
+
+const (
+	// discardAfter is how many statements share a session before it is wiped.
+	discardAfter = 1000
+	// evalGrace is how long the server may take to cancel a statement that is over its time. PL/pgSQL can catch the
+	// cancellation and go on; then the session ends.
+	evalGrace = time.Second
+)
+
+func newEvalSession(dsn string, timeout time.Duration) (*evalSession, error) {
+	cfg, err := pgconn.ParseConfig(dsn)
+	if err != nil {
+		return nil, errors.New("changefeed: the DSN is no connection string")
+	}
+	maps.Copy(cfg.RuntimeParams, evalSettings)
+	// A table that somebody has locked (ALTER TABLE) is no fault of a row, so waiting for it has to end with another error
+	// than taking too long (see mayPass).
+	cfg.RuntimeParams["lock_timeout"] = fmt.Sprintf("%dms", max(min(time.Second, timeout/2).Milliseconds(), 1))
+	cfg.RuntimeParams["statement_timeout"] = fmt.Sprintf("%dms", timeout.Milliseconds())
+	return &evalSession{cfg: cfg, timeout: timeout, types: pgtype.NewMap()}, nil
+}
+
+// evaluated is what became of one row: the row as JSON, and for each predicate that was asked for whether it is true.
+type evaluated struct {
+	image   string
+	matches []bool
+}
+
+const (
+	evalSQL  = `SELECT e.ord, e.image::pg_catalog.text, e.matches FROM koldstore.eval_rows($1, $2, $3) AS e`
+	startSQL = `SELECT a.backend_start::pg_catalog.text FROM pg_catalog.pg_stat_activity a WHERE a.pid = pg_catalog.pg_backend_pid()`
+)
+
+// rows evaluates literals of a row type. A *pgconn.PgError that [raised] recognizes was raised by the rows, or in their name;
+// any other error is one of the connection, which is closed then. tx is that of the apply session.
+func (s *evalSession) rows(ctx context.Context, tx pgx.Tx, rowType uint32, literals []string, predicates []uint32) ([]evaluated, error) {
+	var args [3][]byte
+	for i, arg := range []struct {
+		oid   uint32
+		value any
+	}{{pgtype.OIDOID, rowType}, {pgtype.TextArrayOID, literals}, {pgtype.OIDArrayOID, predicates}} {
+		var err error
+		if args[i], err = s.types.Encode(arg.oid, pgtype.BinaryFormatCode, arg.value, nil); err != nil {
+			return nil, fmt.Errorf("encode rows: %w", err)
+		}
+	}
+	out := make([]evaluated, len(literals))
+	seen := 0
+	err := s.run(ctx, tx, evalSQL, args[:], []uint32{pgtype.OIDOID, pgtype.TextArrayOID, pgtype.OIDArrayOID}, func(row [][]byte) error {
+		var ord int64
+		var matches []*bool
+		if err := s.types.Scan(pgtype.Int8OID, pgtype.TextFormatCode, row[0], &ord); err != nil {
+			return err
+		}
+		if err := s.types.Scan(pgtype.BoolArrayOID, pgtype.TextFormatCode, row[2], &matches); err != nil {
+			return err
+		}
+		if ord < 1 || int(ord) > len(out) || len(matches) != len(predicates) {
+			return fmt.Errorf("an answer about row %d of %d with %d of %d predicates", ord, len(out), len(matches), len(predicates))
+		}
+		e := evaluated{image: string(row[1]), matches: make([]bool, len(matches))}
+		for i, m := range matches {
+			e.matches[i] = m != nil && *m
+		}
+		out[ord-1] = e
+		seen++
+		return nil
+	})
+	if err == nil && seen != len(literals) {
+		s.close(ctx)
+		err = fmt.Errorf("%d answers about %d rows", seen, len(literals))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("evaluate rows: %w", err)
+	}
+	return out, nil
+}
+
+// matches asks a predicate about a row that cannot be shown as JSON.
+func (s *evalSession) matches(ctx context.Context, tx pgx.Tx, predicate, literal string) (yes bool, err error) {
+	err = s.run(ctx, tx, "SELECT "+predicate+"($1)", [][]byte{[]byte(literal)}, []uint32{pgtype.TextOID}, func(row [][]byte) error {
+		yes = string(row[0]) == "t"
+		return nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("evaluate a predicate: %w", err)
+	}
+	return yes, nil
+}
+
+// raised is the error that rows, or code that ran for them, raised; nil if err is of another kind.
+func raised(err error) *pgconn.PgError {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && pg.SeverityUnlocalized == "ERROR" {
+		return pg
+	}
+	return nil
+}
+
+// run executes one statement in a transaction of its own. Values come as text; args may be binary.
+func (s *evalSession) run(ctx context.Context, tx pgx.Tx, sql string, args [][]byte, types []uint32, each func(row [][]byte) error) error {
+	if err := s.ready(ctx); err != nil {
+		return err
+	}
+	s.statements++
+	bounded, cancel := context.WithTimeout(ctx, s.timeout+evalGrace)
+	defer cancel()
+	formats := []int16{pgtype.BinaryFormatCode}
+	if len(types) == 1 {
+		formats = nil // a text is the same in both
+	}
+	var batch pgconn.Batch
+	batch.ExecParams("BEGIN READ ONLY", nil, nil, nil, nil)
+	batch.ExecParams(sql, args, types, formats, nil)
+	batch.ExecParams("ROLLBACK", nil, nil, nil, nil)
+	results := s.conn.ExecBatch(bounded, &batch)
+	var failed error
+	for results.NextResult() {
+		for r := results.ResultReader(); r.NextRow(); {
+			if failed == nil {
+				failed = each(r.Values())
+			}
+		}
+	}
+	err := results.Close()
+	switch {
+	case err == nil && failed == nil:
+		return nil
+	case ctx.Err() != nil:
+		s.close(ctx)
+		return ctx.Err()
+	case bounded.Err() != nil:
+		return s.terminate(ctx, tx)
+	case raised(err) == nil:
+		s.close(ctx)
+		return errors.Join(err, failed)
+	}
+	if clean := s.discard(ctx); clean != nil {
+		s.close(ctx)
+	}
+	return err
+}
+
+// ready connects if need be, and wipes a session that has been in use for long.
+func (s *evalSession) ready(ctx context.Context) error {
+	if s.conn != nil && s.statements >= discardAfter && s.discard(ctx) != nil || s.conn != nil && s.conn.IsClosed() {
+		s.close(ctx)
+	}
+	if s.conn != nil {
+		return nil
+	}
+	conn, err := pgconn.ConnectConfig(ctx, s.cfg)
+	if err != nil {
+		return fmt.Errorf("open the eval session: %w", err)
+	}
+	result := conn.ExecParams(ctx, startSQL, nil, nil, nil, nil).Read()
+	if result.Err != nil || len(result.Rows) != 1 {
+		closePgConn(ctx, conn)
+		return fmt.Errorf("open the eval session: %w", errors.Join(result.Err, errors.New("it does not know itself")))
+	}
+	s.conn, s.started, s.statements = conn, string(result.Rows[0][0]), 0
+	return nil
+}
+
+// discard forgets whatever code of users has left in the session.
+func (s *evalSession) discard(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout+evalGrace)
+	defer cancel()
+	for _, sql := range []string{"ROLLBACK", "DISCARD ALL"} {
+		if err := s.conn.Exec(ctx, sql).Close(); err != nil {
+			return err
+		}
+	}
+	s.statements = 0
+	return nil
+}
+
+// terminate ends a session whose code does not stop, and says what would have been said if it had.
+func (s *evalSession) terminate(ctx context.Context, tx pgx.Tx) error {
+	pid := s.conn.PID()
+	s.close(ctx)
+	_, err := tx.Exec(ctx, `SELECT pg_catalog.pg_terminate_backend(a.pid) FROM pg_catalog.pg_stat_activity a
+		WHERE a.pid = $1 AND a.usename = current_user AND a.backend_start::pg_catalog.text = $2`, int32(pid), s.started)
+	if err != nil {
+		return fmt.Errorf("terminate the eval session: %w", err)
+	}
+	return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: codeCanceled, Message: "canceling statement due to statement timeout"}
+}
+
+// codeCanceled is PostgreSQL's query_canceled.
+const codeCanceled = "57014"
+
+func (s *evalSession) close(ctx context.Context) {
+	if s.conn != nil {
+		closePgConn(ctx, s.conn)
+		s.conn = nil
+	}
+}
+
+// farewellTimeout bounds the farewell of a connection.
+const farewellTimeout = 5 * time.Second
+
+func closePgConn(ctx context.Context, conn *pgconn.PgConn) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewellTimeout)
+	defer cancel()
+	conn.Close(ctx)
+	select {
+	case <-conn.CleanupDone():
+	case <-ctx.Done():
+	}
+}
