@@ -107,6 +107,7 @@ func TestAlteringATableNeverHurtsItsWriters(t *testing.T) {
 		"nothing_":  `ALTER TABLE %s REPLICA IDENTITY NOTHING`,
 		"default_":  `ALTER TABLE %s REPLICA IDENTITY DEFAULT`,
 		"dropped":   `ALTER TABLE %s DROP CONSTRAINT %[1]s_pkey`,
+		"retyped":   `ALTER TABLE %s ADD x int; ALTER TABLE %[1]s ALTER x TYPE bigint`,
 		"generated": `ALTER TABLE %s ADD g int GENERATED ALWAYS AS (n * 2) STORED`,
 	} {
 		exec(t, owner, fmt.Sprintf(`CREATE TABLE %[1]s (id int PRIMARY KEY, n int); INSERT INTO %[1]s VALUES (1, 1); SELECT koldstore.manage_table('%[1]s')`, name))
@@ -154,4 +155,35 @@ func TestKeysOfOddTypes(t *testing.T) {
 	if got := value[string](t, su, `SELECT pk::text FROM koldstore.changes_since('ok')`); got != `{"a": "x", "b": "glad", "c": "[1,3)", "d": "é"}` {
 		t.Errorf("pk is %s", got)
 	}
+}
+
+// What PostgreSQL's log does not tell, the order of columns and who they are, is put into it.
+func TestShapesAreInTheLog(t *testing.T) {
+	t.Parallel()
+	su, _ := installed(t)
+	exec(t, su, `CREATE TABLE t (id int PRIMARY KEY, v int, pad int)`)
+	exec(t, su, `SELECT koldstore.manage_table('t')`)
+	exec(t, su, `ALTER TABLE t DROP pad; ALTER TABLE t ADD other int, ALTER v SET DEFAULT 3; ALTER TABLE t RENAME v TO w; ALTER TABLE t ADD CHECK (w > 0)`)
+	got := pages(t, su, `SELECT kind || ' ' || coalesce((SELECT string_agg((c ->> 'attnum') || (c ->> 'name'), ' ') FROM jsonb_array_elements(details) c), '') FROM koldstore.wal_marker ORDER BY marker_id`)
+	if want := "shape 1id 2v 3pad|table |shape 1id 2v|shape 1id 2v 4other|shape 1id 2w 4other"; strings.Join(got, "|") != want {
+		t.Errorf("markers are %s, want %s", strings.Join(got, "|"), want)
+	}
+}
+
+func TestThePublicationStaysAsItIs(t *testing.T) {
+	t.Parallel()
+	su, _ := installed(t)
+	exec(t, su, `CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY); CREATE PUBLICATION mine FOR TABLE u`)
+	exec(t, su, `SELECT koldstore.manage_table('t')`)
+	for _, sql := range []string{
+		`ALTER PUBLICATION koldproxy DROP TABLE t`, `ALTER PUBLICATION koldproxy ADD TABLE u`, `ALTER PUBLICATION koldproxy SET TABLE t WHERE (id > 5)`,
+		`ALTER PUBLICATION koldproxy SET (publish = 'insert')`, `DROP PUBLICATION koldproxy`, `ALTER PUBLICATION koldproxy RENAME TO other`,
+	} {
+		refused(t, su, "42809", "publication", sql)
+	}
+	exec(t, su, `ALTER PUBLICATION mine ADD TABLE t; ALTER PUBLICATION mine SET (publish = 'insert'); DROP PUBLICATION mine; DROP TABLE t`)
+	exec(t, su, `CREATE TABLE t2 (id int PRIMARY KEY)`)
+	exec(t, su, `SELECT koldstore.manage_table('t2')`)
+	asService(t, su, `ALTER PUBLICATION koldproxy DROP TABLE t2`)
+	exec(t, su, `SELECT koldstore.unmanage_table('t2')`)
 }

@@ -10,10 +10,15 @@ CREATE TABLE koldstore.checkpoint (
     watermark         bigint      NOT NULL DEFAULT 0,
     epoch             bigint      NOT NULL DEFAULT 0,
     rows_applied      bigint      NOT NULL DEFAULT 0,
-    applied_at        timestamptz
+    applied_at        timestamptz,
+    gap               text,
+    gap_at            timestamptz
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE koldstore.checkpoint IS
     'How far the applier is. One row, written in every apply transaction. applied_lsn is the end of the last applied commit, watermark the highest seq handed out, epoch grows with every change of leader.';
+
+COMMENT ON COLUMN koldstore.checkpoint.gap IS
+    'Why changes may be missing between applied_lsn and the slot. While it is set nothing is applied (docs/operations.md, Gaps).';
 
 INSERT INTO koldstore.checkpoint (slot_name)
 SELECT 'koldproxy_' || d.oid::text FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database();
@@ -31,11 +36,14 @@ CREATE TABLE koldstore.command (
 -- Published: the applier meets these rows in the write-ahead log at the exact place where a stream or a managed table begins.
 CREATE TABLE koldstore.wal_marker (
     marker_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    kind      text   NOT NULL CHECK (kind IN ('stream', 'table')),
+    kind      text   NOT NULL CHECK (kind IN ('stream', 'table', 'shape')),
     subject   bigint NOT NULL,
-    at        timestamptz NOT NULL DEFAULT pg_catalog.now()
+    at        timestamptz NOT NULL DEFAULT pg_catalog.now(),
+    details   jsonb
 );
-COMMENT ON COLUMN koldstore.wal_marker.subject IS 'stream.stream_id for a stream, the table''s OID for a managed table.';
+COMMENT ON COLUMN koldstore.wal_marker.subject IS 'stream.stream_id for a stream, the table''s OID for a managed table and for a shape.';
+COMMENT ON COLUMN koldstore.wal_marker.details IS
+    'For a shape: the columns that rows of the table have from here on, as in published_table.shape. Names alone do not tell which column is which.';
 
 CREATE TABLE koldstore.storage (
     name         text PRIMARY KEY,
@@ -96,8 +104,11 @@ CREATE INDEX job_open ON koldstore.job (created_at) WHERE status IN ('queued', '
 -- Tables in the publication, with what they were before.
 CREATE TABLE koldstore.published_table (
     table_oid       oid    PRIMARY KEY,
-    identity_before "char" NOT NULL
+    identity_before "char" NOT NULL,
+    shape           jsonb  NOT NULL
 );
+COMMENT ON COLUMN koldstore.published_table.shape IS
+    'The columns as the newest marker of kind shape shows them: [{"attnum", "name", "type", "typmod"}, …] in order.';
 
 -- The manifest. Only rows that are active may be read; in_progress rows name objects that may or may not exist; detached ones are of tables no longer managed.
 CREATE TABLE koldstore.segment (

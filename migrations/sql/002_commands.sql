@@ -163,25 +163,50 @@ BEGIN
               HINT = 'Wait for their transactions to end, then try again.';
 END $$;
 
+-- shape_of lists the columns of a table that its rows in the write-ahead log have.
+CREATE FUNCTION koldstore.shape_of(rel oid) RETURNS jsonb
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object('attnum', a.attnum, 'name', a.attname, 'type', a.atttypid::bigint, 'typmod', a.atttypmod) ORDER BY a.attnum), '[]')
+    FROM pg_catalog.pg_attribute a WHERE a.attrelid = rel AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '';
+END;
+
+-- note_shape puts the columns of a table into the write-ahead log, in front of the rows that have them.
+CREATE FUNCTION koldstore.note_shape(rel oid) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    now_shape jsonb := koldstore.shape_of(rel);
+BEGIN
+    UPDATE koldstore.published_table t SET shape = now_shape WHERE t.table_oid = rel AND t.shape <> now_shape;
+    IF FOUND THEN
+        INSERT INTO koldstore.wal_marker (kind, subject, details) VALUES ('shape', rel::bigint, now_shape);
+    END IF;
+END $$;
+
 -- publish puts a table into the publication, without a gap: every writer that is still open could have written rows that
 -- will never be decoded, so it is waited for (PostgreSQL decodes a row only if the table was published when it was written).
 -- The old row, whole, is needed for exit and delete events and for values behind unchanged TOAST pointers.
+CREATE FUNCTION koldstore.is_published(rel oid) RETURNS boolean
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT EXISTS (SELECT FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid
+                   WHERE p.pubname = 'koldproxy' AND r.prrelid = rel);
+END;
+
 CREATE FUNCTION koldstore.publish(rel regclass) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     identity "char" := (SELECT relreplident FROM pg_catalog.pg_class WHERE oid = rel);
 BEGIN
-    IF EXISTS (SELECT FROM koldstore.published_table t WHERE t.table_oid = rel) AND identity = 'f' THEN
+    IF EXISTS (SELECT FROM koldstore.published_table t WHERE t.table_oid = rel) AND identity = 'f' AND koldstore.is_published(rel) THEN
         RETURN;
     END IF;
     PERFORM koldstore.lock_writers_out(rel, identity <> 'f');
-    IF NOT EXISTS (
-        SELECT FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid
-        WHERE p.pubname = 'koldproxy' AND r.prrelid = rel)
-    THEN
+    IF NOT koldstore.is_published(rel) THEN
         EXECUTE pg_catalog.format('ALTER PUBLICATION koldproxy ADD TABLE ONLY %s', rel);
     END IF;
-    INSERT INTO koldstore.published_table (table_oid, identity_before) VALUES (rel, identity) ON CONFLICT DO NOTHING;
+    INSERT INTO koldstore.published_table (table_oid, identity_before, shape) VALUES (rel, identity, '[]') ON CONFLICT DO NOTHING;
+    PERFORM koldstore.note_shape(rel);
 END $$;
 
 -- unpublish takes a table out again when no stream and no mirror needs it, and gives it back the identity it had.
@@ -198,7 +223,9 @@ BEGIN
     IF identity IS NULL OR NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = rel) THEN
         RETURN;
     END IF;
-    EXECUTE pg_catalog.format('ALTER PUBLICATION koldproxy DROP TABLE ONLY %s', rel::pg_catalog.regclass);
+    IF koldstore.is_published(rel) THEN
+        EXECUTE pg_catalog.format('ALTER PUBLICATION koldproxy DROP TABLE ONLY %s', rel::pg_catalog.regclass);
+    END IF;
     IF identity IN ('d', 'n') THEN
         EXECUTE pg_catalog.format('ALTER TABLE %s REPLICA IDENTITY %s', rel::pg_catalog.regclass,
             CASE identity WHEN 'd' THEN 'DEFAULT' ELSE 'NOTHING' END);
@@ -364,6 +391,6 @@ END $$;
 DROP TRIGGER a_requester ON koldstore.command;
 DROP TRIGGER b_execute ON koldstore.command;
 DROP FUNCTION koldstore.eval_rows, koldstore.is_member, koldstore.guard, koldstore.readers_of, koldstore.refuse_write, koldstore.command_execute, koldstore.command_requester, koldstore.unpublish,
-    koldstore.publish, koldstore.lock_writers_out, koldstore.check_table, koldstore.is_owner, koldstore.koldstore_version,
+    koldstore.publish, koldstore.is_published, koldstore.note_shape, koldstore.shape_of, koldstore.lock_writers_out, koldstore.check_table, koldstore.is_owner, koldstore.koldstore_version,
     koldstore.name_of, koldstore.key_may_be_null, koldstore.snowflake_id, koldstore.seq_at, koldstore.event_id, koldstore.may_read, koldstore.assert_readable;
 DROP SEQUENCE koldstore.snowflake_counter;

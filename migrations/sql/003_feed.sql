@@ -351,6 +351,8 @@ BEGIN
         RAISE EXCEPTION 'since_seq must be >= 0' USING ERRCODE = '22023';
     ELSIF limit_rows IS NULL OR limit_rows <= 0 THEN
         RAISE EXCEPTION 'limit_rows must be positive' USING ERRCODE = '22023';
+    ELSIF limit_rows > 1000000 THEN
+        RAISE EXCEPTION 'limit_rows must be <= 1000000' USING ERRCODE = '22023', HINT = 'Page on from the last seq.';
     END IF;
     newest := since_seq = 0 AND last_rows IS NOT NULL;
     IF newest AND last_rows <= 0 THEN
@@ -577,10 +579,16 @@ BEGIN
     END LOOP;
     target := least(target, pg_catalog.pg_current_wal_flush_lsn());
     LOOP
-        SELECT r.confirmed_flush_lsn, r.active INTO s FROM pg_catalog.pg_replication_slots r WHERE r.slot_name = slot;
+        SELECT r.confirmed_flush_lsn, r.active INTO s FROM pg_catalog.pg_replication_slots r
+        WHERE r.slot_name = slot AND r.database = pg_catalog.current_database();
         IF NOT FOUND THEN
-            RAISE EXCEPTION 'koldproxy has not started on database "%" yet', pg_catalog.current_database() USING ERRCODE = '55000',
-                DETAIL = pg_catalog.format('There is no replication slot "%s".', slot);
+            RAISE EXCEPTION 'changes of database "%" are not being applied', pg_catalog.current_database() USING ERRCODE = '55000',
+                DETAIL = pg_catalog.format('This database has no replication slot "%s".', slot),
+                HINT = 'koldproxy makes it when it first starts on a database; if it had one, see docs/operations.md about gaps.';
+        END IF;
+        IF EXISTS (SELECT FROM koldstore.checkpoint c WHERE c.gap IS NOT NULL) THEN
+            RAISE EXCEPTION 'changes of database "%" are not being applied: %', pg_catalog.current_database(), (SELECT c.gap FROM koldstore.checkpoint c)
+                USING ERRCODE = '55000', HINT = 'See docs/operations.md about gaps.';
         END IF;
         EXIT WHEN s.confirmed_flush_lsn >= target AND NOT EXISTS (
             SELECT FROM koldstore.job j WHERE j.job_type = 'seed' AND j.status IN ('queued', 'running') AND j.created_at < pg_catalog.transaction_timestamp());
@@ -612,11 +620,11 @@ CREATE FUNCTION koldstore.async_mirror_status() RETURNS jsonb
 LANGUAGE sql STABLE
 BEGIN ATOMIC
     SELECT pg_catalog.jsonb_build_object(
-        'slot_name', c.slot_name, 'running', coalesce(s.active, false), 'healthy', coalesce(s.active AND s.wal_status <> 'lost', false),
+        'slot_name', c.slot_name, 'running', coalesce(s.active, false), 'healthy', coalesce(s.active AND s.wal_status <> 'lost' AND c.gap IS NULL, false), 'gap', c.gap,
         'applied_lsn', c.applied_lsn, 'confirmed_lsn', s.confirmed_flush_lsn, 'current_lsn', pg_catalog.pg_current_wal_insert_lsn(),
         'lag_bytes', pg_catalog.pg_current_wal_flush_lsn() - s.confirmed_flush_lsn, 'retained_bytes', pg_catalog.pg_current_wal_insert_lsn() - s.restart_lsn,
         'wal_status', s.wal_status, 'watermark', c.watermark, 'epoch', c.epoch, 'rows_applied', c.rows_applied, 'applied_at', c.applied_at)
-    FROM koldstore.checkpoint c LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = c.slot_name;
+    FROM koldstore.checkpoint c LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = c.slot_name AND s.database = pg_catalog.current_database();
 END;
 
 CREATE FUNCTION koldstore.table_status(table_name regclass) RETURNS jsonb

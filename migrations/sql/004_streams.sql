@@ -375,6 +375,31 @@ BEGIN
     END IF;
 END $$;
 
+-- refuse_publication_ddl keeps koldproxy's publication as it is: what leaves it is lost without a trace in the log.
+CREATE FUNCTION koldstore.refuse_publication_ddl() RETURNS event_trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    hit boolean;
+BEGIN
+    IF current_user = (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace n WHERE n.nspname = 'koldstore') THEN
+        RETURN;
+    END IF;
+    IF TG_EVENT = 'sql_drop' THEN
+        SELECT EXISTS (SELECT FROM pg_event_trigger_dropped_objects() d
+            WHERE d.object_type = 'publication' AND d.object_name = 'koldproxy'
+               OR d.object_type = 'publication relation' AND d.original AND d.address_args[1] = 'koldproxy') INTO hit;
+    ELSE
+        SELECT EXISTS (SELECT FROM pg_event_trigger_ddl_commands() d
+            LEFT JOIN pg_publication_rel r ON d.classid = 'pg_publication_rel'::regclass AND r.oid = d.objid
+            JOIN pg_publication p ON p.oid = CASE WHEN d.classid = 'pg_publication'::regclass THEN d.objid ELSE r.prpubid END
+            WHERE p.pubname = 'koldproxy') OR NOT EXISTS (SELECT FROM pg_publication p WHERE p.pubname = 'koldproxy') INTO hit; -- renamed
+    END IF;
+    IF hit THEN
+        RAISE EXCEPTION 'cannot change publication "koldproxy": streams and change feeds are read through it'
+            USING ERRCODE = '42809', HINT = 'DROP STREAM and koldstore.unmanage_table take tables out of it.';
+    END IF;
+END $$;
+
 CREATE FUNCTION koldstore.is_log(rel oid) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM koldstore.stream s WHERE s.log_oid = rel)
@@ -408,12 +433,20 @@ BEGIN
                 WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = rel AND a.attgenerated <> '' AND NOT a.attisdropped)
                     THEN 'its table has a generated column now, which this version does not support'
                 WHEN EXISTS (SELECT FROM pg_inherits i WHERE rel IN (i.inhparent, i.inhrelid)) THEN 'its table is part of an inheritance tree now, which this version does not support'
+                WHEN EXISTS (SELECT FROM koldstore.published_table t, jsonb_to_recordset(t.shape) AS old(attnum int2, type bigint)
+                             JOIN pg_attribute a ON a.attrelid = rel AND a.attnum = old.attnum AND NOT a.attisdropped
+                             WHERE t.table_oid = rel AND a.atttypid <> old.type::oid)
+                    -- Every row was rewritten, and the write-ahead log does not show it; rows on their way are of the old type.
+                    THEN 'the type of a column of its table was changed'
            END INTO why
     FROM pg_class c WHERE c.oid = rel;
     IF why IS NULL THEN
+        PERFORM koldstore.note_shape(rel);
         RETURN;
     END IF;
-    EXECUTE format('ALTER PUBLICATION koldproxy DROP TABLE ONLY %s', rel::regclass);
+    IF koldstore.is_published(rel) THEN
+        EXECUTE format('ALTER PUBLICATION koldproxy DROP TABLE ONLY %s', rel::regclass);
+    END IF;
     DELETE FROM koldstore.published_table t WHERE t.table_oid = rel;
     UPDATE koldstore.stream s SET state = 'broken', reason = why WHERE s.table_oid = rel;
     UPDATE koldstore.managed_table m SET state = 'broken', reason = why WHERE m.table_oid = rel;
@@ -427,6 +460,12 @@ BEGIN
         CREATE EVENT TRIGGER koldproxy_ddl ON ddl_command_end
             WHEN TAG IN ('ALTER TABLE', 'ALTER TRIGGER', 'CREATE TRIGGER', 'CREATE INDEX', 'CREATE POLICY', 'ALTER POLICY', 'CREATE RULE')
             EXECUTE FUNCTION koldstore.refuse_ddl();
+        CREATE EVENT TRIGGER koldproxy_publication ON ddl_command_end WHEN TAG IN ('ALTER PUBLICATION')
+            EXECUTE FUNCTION koldstore.refuse_publication_ddl();
+        CREATE EVENT TRIGGER koldproxy_publication_drop ON sql_drop WHEN TAG IN ('ALTER PUBLICATION', 'DROP PUBLICATION', 'DROP OWNED')
+            EXECUTE FUNCTION koldstore.refuse_publication_ddl();
+        ALTER EVENT TRIGGER koldproxy_publication ENABLE ALWAYS;
+        ALTER EVENT TRIGGER koldproxy_publication_drop ENABLE ALWAYS;
         ALTER EVENT TRIGGER koldproxy_drop ENABLE ALWAYS; -- also under session_replication_role = replica
         ALTER EVENT TRIGGER koldproxy_ddl ENABLE ALWAYS;
     END IF;
@@ -440,7 +479,7 @@ BEGIN
     FOR f IN SELECT p.oid::regprocedure AS sig, p.prokind FROM pg_catalog.pg_proc p
              WHERE p.pronamespace = 'koldstore'::regnamespace
                AND (pg_catalog.starts_with(p.proname, 'do_')
-                    OR p.proname IN ('publish', 'unpublish', 'lock_writers_out', 'guard', 'managed', 'free_name', 'enqueue_flush', 'flush_due'))
+                    OR p.proname IN ('publish', 'unpublish', 'lock_writers_out', 'guard', 'managed', 'free_name', 'note_shape', 'enqueue_flush', 'flush_due'))
     LOOP
         EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f.sig);
     END LOOP;
@@ -450,6 +489,8 @@ END $$;
 
 DROP EVENT TRIGGER IF EXISTS koldproxy_drop;
 DROP EVENT TRIGGER IF EXISTS koldproxy_ddl;
+DROP EVENT TRIGGER IF EXISTS koldproxy_publication;
+DROP EVENT TRIGGER IF EXISTS koldproxy_publication_drop;
 DO $$
 DECLARE
     s record;
@@ -458,7 +499,7 @@ BEGIN
         PERFORM koldstore.do_drop_stream(current_user, pg_catalog.jsonb_build_object('schema', s.schema_name, 'name', s.name));
     END LOOP;
 END $$;
-DROP FUNCTION koldstore.note_altered, koldstore.expired, koldstore.note_dropped, koldstore.is_log, koldstore.refuse_ddl, koldstore.stream_floor, koldstore.show_streams,
+DROP FUNCTION koldstore.refuse_publication_ddl, koldstore.note_altered, koldstore.expired, koldstore.note_dropped, koldstore.is_log, koldstore.refuse_ddl, koldstore.stream_floor, koldstore.show_streams,
     koldstore.do_drop_stream, koldstore.do_create_stream, koldstore.check_stream_options, koldstore.retained, koldstore.parse_retention,
     koldstore.schema_of_stream, koldstore.stream_exists;
 DROP PROCEDURE koldstore.drop_stream, koldstore.create_stream;
