@@ -53,7 +53,7 @@ func DefaultConfig() Config {
 		RowGroupRows:      16 << 10,
 		RowGroupBytes:     8 << 20,
 		MaxFileBytes:      512 << 20,
-		MaxPageBytes:      256 << 20,
+		MaxPageBytes:      64 << 20,
 		CacheBytes:        64 << 20,
 		DeleteGrace:       time.Minute,
 		InProgressTimeout: time.Hour,

@@ -38,7 +38,7 @@ func (st *step) sql(sql string, args ...[]byte) {
 }
 
 func (st *step) stage(value []byte) {
-	st.sql("SELECT pg_catalog.set_config('koldstore.staged', $1, true)", value)
+	st.sql("SELECT pg_catalog.set_config('koldstore.staged', $1, true) IS NULL", value) // and not the value, which may be large
 }
 
 func (st *step) sync() {
