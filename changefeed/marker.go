@@ -41,6 +41,8 @@ func (t *Target) begin(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence,
 		var one int
 		err = tx.QueryRow(ctx, `UPDATE koldstore.managed_table SET state = 'seeding'
 			WHERE table_oid = $1 AND state = 'pending' AND created_at = $2::text::timestamptz RETURNING 1`, subject, at).Scan(&one)
+	case "shape":
+		return nil
 	default:
 		return fmt.Errorf("read a marker: unknown kind %q", kind)
 	}
