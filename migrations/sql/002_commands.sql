@@ -126,7 +126,9 @@ BEGIN
     ELSIF why IS NOT NULL THEN
         RAISE EXCEPTION 'changes of "%" cannot be captured: %', c.relname, why USING ERRCODE = '55000';
     END IF;
-    IF NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s, koldstore.checkpoint p WHERE s.slot_name = p.slot_name) THEN
+    -- A slot that is still being made does not decode yet what is written now.
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s, koldstore.checkpoint p
+                   WHERE s.slot_name = p.slot_name AND s.database = pg_catalog.current_database() AND s.confirmed_flush_lsn IS NOT NULL) THEN
         RAISE EXCEPTION 'koldproxy has not started on database "%" yet', pg_catalog.current_database()
             USING ERRCODE = '55000', HINT = 'Start koldproxy with this database in [postgres] databases; it creates its replication slot then.';
     END IF;
