@@ -12,14 +12,15 @@ import (
 )
 
 // pinSettings makes PostgreSQL write keys in the same form as the applier writes images, whatever the role's defaults are.
-const pinSettings = `SELECT set_config('TimeZone', 'UTC', true), set_config('DateStyle', 'ISO', true), set_config('IntervalStyle', 'postgres', true),
-	set_config('bytea_output', 'hex', true), set_config('extra_float_digits', '1', true), set_config('lc_monetary', 'C', true)`
+const pinSettings = `SELECT pg_catalog.set_config('TimeZone', 'UTC', true), pg_catalog.set_config('DateStyle', 'ISO', true), pg_catalog.set_config('IntervalStyle', 'postgres', true),
+	pg_catalog.set_config('bytea_output', 'hex', true), pg_catalog.set_config('extra_float_digits', '1', true), pg_catalog.set_config('lc_monetary', 'C', true)`
 
 // mirrorShape is what must be known about a table to write its rows: the columns of the table and those of the mirror's key.
 type mirrorShape struct {
 	mirror  string // qualified and quoted
 	key     []string
-	hash    string // SQL for the hash of the key of m
+	json    []string // SQL for the columns of the key of m as JSON
+	hash    string   // SQL for the hash of the key of m
 	columns []column
 }
 
@@ -32,6 +33,7 @@ func loadShape(ctx context.Context, q querier, t *managedTable) (*mirrorShape, e
 		}
 		shape.key = append(shape.key, c.Name)
 		expr := "m." + quoteName(c.Name)
+		shape.json = append(shape.json, keyJSON(expr, base))
 		if base.builtin && slices.Contains([]string{"bit", "varbit", "money", "tsvector", "tsquery"}, base.name) {
 			expr += "::text" // types that can be sorted and not hashed
 		}
@@ -44,7 +46,7 @@ func loadShape(ctx context.Context, q querier, t *managedTable) (*mirrorShape, e
 		return nil, fmt.Errorf("mirror %s has no key columns", t.mirror)
 	}
 	// PostgreSQL's own hash agrees with its own idea of equal keys: numeric 1.0 and 1.00, or what a collation says.
-	shape.hash = "hash_record_extended(ROW(" + strings.Join(hashed, ", ") + "), 0)"
+	shape.hash = "pg_catalog.hash_record_extended(ROW(" + strings.Join(hashed, ", ") + "), 0)"
 	err = eachColumn(ctx, q, t.oid, func(c column, base typeInfo) {
 		if !strings.HasPrefix(c.Name, "_ks_") { // kept as exact JSON; the names are taken
 			c.Kind, c.Precision, c.Scale = columnKind(base)
@@ -60,10 +62,23 @@ func loadShape(ctx context.Context, q querier, t *managedTable) (*mirrorShape, e
 	return shape, nil
 }
 
+// keyJSON is SQL for a column of a key as JSON. Where a type is not PostgreSQL's own, to_jsonb looks for a cast to json, and
+// that would be code of whoever made the type; its text says the same.
+func keyJSON(expr string, base typeInfo) string {
+	switch {
+	case base.builtin:
+		return "pg_catalog.to_jsonb(" + expr + ")"
+	case base.category == "A":
+		return "pg_catalog.to_jsonb(pg_catalog.format('%s', " + expr + ")::pg_catalog.text[])"
+	default:
+		return "pg_catalog.to_jsonb(pg_catalog.format('%s', " + expr + "))"
+	}
+}
+
 // eachColumn goes through the columns of a relation; domains are followed down to their base types.
 func eachColumn(ctx context.Context, q querier, relation uint32, fn func(c column, base typeInfo)) error {
 	rows, err := q.Query(ctx, `
-		SELECT a.attnum, a.attname::text, format_type(a.atttypid, a.atttypmod), a.atttypmod, b.*
+		SELECT a.attnum, a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod), a.atttypmod, b.*
 		FROM pg_catalog.pg_attribute a
 		CROSS JOIN LATERAL (
 			WITH RECURSIVE base(oid, mod) AS (
@@ -104,10 +119,10 @@ const (
 func (m *mirrorShape) read(ctx context.Context, tx pgx.Tx, through koldproxy.Seq, fn func(row *mirrorRow) (stop bool, err error)) error {
 	names := make([]string, len(m.key))
 	for i, name := range m.key {
-		names[i] = "m." + quoteName(name)
+		names[i] = m.json[i] + " AS " + quoteName(name)
 	}
 	sql := fmt.Sprintf(`
-		SELECT m.seq, m.op, (SELECT to_jsonb(k) FROM (SELECT %s) k)::text, %s, m.row_image::text
+		SELECT m.seq, m.op, (SELECT pg_catalog.to_jsonb(k) FROM (SELECT %s) k)::text, %s, m.row_image::text
 		FROM %s m WHERE m.seq > $1 AND m.seq <= $2 ORDER BY m.seq LIMIT $3`, strings.Join(names, ", "), m.hash, m.mirror)
 	after, stop, limit := koldproxy.Seq(-1), false, minMirrorPage
 	for !stop {
@@ -141,22 +156,20 @@ func (m *mirrorShape) read(ctx context.Context, tx pgx.Tx, through koldproxy.Seq
 	return nil
 }
 
-// sameKeys asks PostgreSQL which pairs of keys are equal, for keys that differ as text.
-func sameKeys(ctx context.Context, q querier, mirror string, key []string, pairs [][2]Row) ([]bool, error) {
+// sameKeys asks PostgreSQL which pairs of keys are equal, for keys that differ as text. Whole records are compared: that takes
+// the operators of the types' own operator classes. Any other = is looked up by name, and may be found by way of a
+// cast that is code of whoever made the type.
+func (m *mirrorShape) sameKeys(ctx context.Context, q querier, pairs [][2]Row) ([]bool, error) {
 	var a, b []string
 	for _, pair := range pairs {
 		a, b = append(a, string(pair[0].PK)), append(b, string(pair[1].PK))
 	}
-	var x, y []string
-	for _, name := range key {
-		x, y = append(x, "x."+quoteName(name)), append(y, "y."+quoteName(name))
-	}
 	rows, err := q.Query(ctx, fmt.Sprintf(`
-		SELECT coalesce(ROW(%s) = ROW(%s), false)
+		SELECT coalesce(x OPERATOR(pg_catalog.=) y, false)
 		FROM unnest($1::text[], $2::text[]) WITH ORDINALITY u(a, b, n)
-		CROSS JOIN LATERAL jsonb_populate_record(NULL::%[3]s, u.a::jsonb) x
-		CROSS JOIN LATERAL jsonb_populate_record(NULL::%[3]s, u.b::jsonb) y
-		ORDER BY u.n`, strings.Join(x, ", "), strings.Join(y, ", "), mirror), a, b)
+		CROSS JOIN LATERAL pg_catalog.jsonb_populate_record(NULL::%[1]s, u.a::jsonb) x
+		CROSS JOIN LATERAL pg_catalog.jsonb_populate_record(NULL::%[1]s, u.b::jsonb) y
+		ORDER BY u.n`, m.mirror), a, b)
 	if err != nil {
 		return nil, fmt.Errorf("compare keys: %w", err)
 	}

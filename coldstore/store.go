@@ -32,7 +32,8 @@ type Store struct {
 }
 
 // New makes the store of the database that pool connects to. The role must own schema koldstore (the one that ran the
-// migrations). The pool needs at least two connections.
+// migrations). The pool needs at least two connections; where users may create functions, its sessions need search_path =
+// pg_catalog, so that none of theirs is taken for one of PostgreSQL's.
 func New(pool *pgxpool.Pool, bucket Bucket, log zerolog.Logger, cfg Config) (*Store, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err

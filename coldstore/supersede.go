@@ -141,7 +141,7 @@ func (s *Store) confirm(ctx context.Context, tx pgx.Tx, t *managedTable, old, se
 	if err != nil {
 		return err
 	}
-	same, err := sameKeys(ctx, tx, shape.mirror, shape.key, rows)
+	same, err := shape.sameKeys(ctx, tx, rows)
 	if err != nil {
 		return err
 	}

@@ -49,6 +49,8 @@ func openDatabase(ctx context.Context, cfg *config, name string, log zerolog.Log
 		return nil, errors.New("postgres.dsn is no connection string")
 	}
 	pc.ConnConfig.RuntimeParams["application_name"] = "koldproxy"
+	// Nothing of a user is ever found where something of PostgreSQL is meant.
+	pc.ConnConfig.RuntimeParams["search_path"] = "pg_catalog, pg_temp"
 	// A server that was away for a moment leaves dead connections behind. pgx looks only at those that were idle for a while;
 	// the answer to a client's demand must not depend on that.
 	pc.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return true }
