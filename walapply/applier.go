@@ -50,6 +50,7 @@ type Applier struct {
 
 	mu     sync.Mutex
 	status Status
+	told   remembered
 }
 
 // Status is a snapshot of an [Applier].

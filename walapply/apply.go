@@ -54,6 +54,8 @@ func (l *applyLoop) run(ctx context.Context) error {
 			rollback(ctx, l.tx)
 		}
 	}()
+	watch := time.NewTicker(l.a.cfg.WatchInterval)
+	defer watch.Stop()
 	var messages []message
 	for {
 		var err error
@@ -66,6 +68,13 @@ func (l *applyLoop) run(ctx context.Context) error {
 			}
 		}
 		clear(messages)
+		select {
+		case <-watch.C:
+			if err := l.watch(ctx); err != nil {
+				return err
+			}
+		default:
+		}
 		if !l.queue.empty() {
 			if l.background && time.Since(l.lastBackground) > backgroundPause {
 				if err := l.betweenBatches(ctx); err != nil {
@@ -83,9 +92,15 @@ func (l *applyLoop) run(ctx context.Context) error {
 			}
 			continue
 		}
-		l.retry.passed(l.ack.acknowledged())
+		if position := l.ack.acknowledged(); position >= l.logEnd {
+			l.retry.passed(position)
+		}
 		select {
 		case <-l.queue.filled:
+		case <-watch.C:
+			if err := l.watch(ctx); err != nil {
+				return err
+			}
 		case <-l.a.poked:
 			l.background = true
 		case <-ctx.Done():
@@ -300,6 +315,18 @@ func (l *applyLoop) betweenBatches(ctx context.Context) error {
 	l.a.target.Committed()
 	l.background, l.lastBackground = more, time.Now()
 	return nil
+}
+
+// watch looks at the publication, if no source transaction is half applied.
+func (l *applyLoop) watch(ctx context.Context) error {
+	if l.tx != nil {
+		return nil
+	}
+	marked, err := l.checkPublication(ctx)
+	if err == nil && marked {
+		err = errPublicationLacks
+	}
+	return err
 }
 
 // done takes bytes off the backlog.

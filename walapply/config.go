@@ -42,6 +42,9 @@ type Config struct {
 	// a mirror, its catalog) before they are terminated; default 30 s, 0 for ever.
 	LockWait time.Duration
 
+	// WatchInterval is how often the publication is compared with the tables that are followed; default 3 s.
+	WatchInterval time.Duration
+
 	// WhileLeading, if set, runs while this instance leads and the slot is in order. Its context ends with leadership,
 	// and leadership is handed on only after it has returned. An error gives leadership up; nil just ends it.
 	WhileLeading func(ctx context.Context) error
@@ -62,6 +65,7 @@ func DefaultConfig(dsn string) Config {
 		RetryMin:         100 * time.Millisecond,
 		RetryMax:         5 * time.Second,
 		LockWait:         30 * time.Second,
+		WatchInterval:    3 * time.Second,
 	}
 }
 
@@ -97,6 +101,7 @@ func (c Config) Validate() error {
 		{"apply.retry_min", c.RetryMin, time.Millisecond},
 		{"apply.retry_max", c.RetryMax, c.RetryMin},
 		{"apply.lock_wait", c.LockWait, 0},
+		{"apply.watch_interval", c.WatchInterval, time.Millisecond},
 	} {
 		if d.value < d.low {
 			errs = append(errs, fmt.Errorf("%s: want at least %v, not %v", d.key, d.low, d.value))

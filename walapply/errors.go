@@ -17,6 +17,9 @@ var errCheckpointMoved = errors.New("the checkpoint has moved under the apply tr
 type SetupError struct {
 	// Problem is what is wrong, Hint what to do about it; both are complete sentences without a full stop.
 	Problem, Hint string
+	// Gap says that changes may be missing. Such a problem is written to koldstore.checkpoint and stays there, whatever
+	// becomes of its cause, until somebody has begun anew as docs/operations.md describes.
+	Gap bool
 }
 
 // Error returns problem and hint.

@@ -63,6 +63,7 @@ func (a *Applier) lead(ctx context.Context, conn *pgx.Conn, r *retry) error {
 	defer func() {
 		a.epoch.Store(0)
 		a.metrics.leading.Set(0)
+		a.metrics.gap.Set(0)
 		a.update(func(s *Status) { *s = Status{LastCommit: s.LastCommit} })
 		a.log.Info().Int64("epoch", epoch).Msg("not leading any more")
 	}()

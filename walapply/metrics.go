@@ -10,7 +10,9 @@ type Metrics struct {
 	errors       prometheus.Counter
 	sessions     prometheus.Counter
 	terminated   prometheus.Counter
+	unpublished  prometheus.Counter
 	leading      prometheus.Gauge
+	gap          prometheus.Gauge
 	lagSeconds   prometheus.Gauge
 	backlog      prometheus.Gauge
 	acknowledged prometheus.Gauge
@@ -45,6 +47,14 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "koldproxy_walapply_terminated_blockers_total",
 			Help: "Sessions that were terminated because they kept the applier waiting for a lock.",
 		}),
+		unpublished: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "koldproxy_walapply_unpublished_tables_total",
+			Help: "Tables whose streams and change feed were marked broken because the publication did not cover them any more.",
+		}),
+		gap: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "koldproxy_walapply_gap",
+			Help: "1 while nothing is applied because changes may be missing and an operator has to begin anew.",
+		}),
 		leading: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "koldproxy_walapply_leading",
 			Help: "1 while this instance applies changes for the database.",
@@ -63,7 +73,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.rows, m.transactions, m.batchSeconds, m.errors, m.sessions, m.terminated, m.leading, m.lagSeconds, m.backlog, m.acknowledged)
+		reg.MustRegister(m.rows, m.transactions, m.batchSeconds, m.errors, m.sessions, m.terminated, m.unpublished, m.leading, m.gap, m.lagSeconds, m.backlog, m.acknowledged)
 	}
 	return m
 }

@@ -51,10 +51,14 @@ func (r *receiver) run(ctx context.Context) error {
 			}
 			clear(batch)
 		case *pgproto3.ErrorResponse:
-			return fmt.Errorf("read the stream: %w", pgconn.ErrorResponseToPgError(msg))
+			return streamError(msg, r.a.cfg.Publication)
 		case *pgproto3.CopyDone, *pgproto3.CommandComplete:
 			return errors.New("the server ended the stream")
-		case *pgproto3.NoticeResponse, *pgproto3.ParameterStatus:
+		case *pgproto3.NoticeResponse:
+			if err := streamError((*pgproto3.ErrorResponse)(msg), r.a.cfg.Publication); isGap(err) {
+				return err
+			}
+		case *pgproto3.ParameterStatus:
 		default:
 			return fmt.Errorf("unexpected %T in the stream", msg)
 		}
@@ -114,6 +118,7 @@ func (k *acknowledger) advance(lsn koldproxy.LSN) error {
 		return nil
 	}
 	k.position = lsn
+	k.a.remember(lsn) // before the server can know it
 	if err := k.write(); err != nil {
 		return err
 	}

@@ -29,6 +29,9 @@ type session struct {
 
 	conn *pgx.Conn
 	cp   checkpoint
+	// logEnd is where the log ended when the session began. Who has come that far has seen everything that a failure before
+	// could have been about.
+	logEnd koldproxy.LSN
 	// busySince is when the open apply transaction began, in nanoseconds since 1970; 0 if none is open.
 	busySince atomic.Int64
 }
@@ -45,6 +48,17 @@ func (s *session) run(ctx context.Context) (err error) {
 	}
 	if s.cp, err = readCheckpoint(ctx, s.conn, s.epoch); err != nil {
 		return err
+	}
+	return s.noteGap(ctx, s.follow(ctx))
+}
+
+// follow streams from the checkpoint on, if nothing speaks against it.
+func (s *session) follow(ctx context.Context) error {
+	if err := checkCopy(ctx, s.conn, &s.cp); err != nil {
+		return err
+	}
+	if s.cp.gap != "" {
+		return gap("%s", s.cp.gap)
 	}
 	wal, err := s.a.connectReplication(ctx)
 	if err != nil {
@@ -80,14 +94,20 @@ func (s *session) prepare(ctx context.Context, wal *pgconn.PgConn) (slotState, t
 	if err != nil {
 		return slotState{}, 0, fmt.Errorf("identify the server: %w", err)
 	}
-	if err := s.a.checkServer(ctx, s.conn); err != nil {
+	if err := checkServer(ctx, s.conn); err != nil {
 		return slotState{}, 0, err
 	}
 	slot, err := freeSlot(ctx, s.conn, s.cp.slot)
 	if err != nil {
 		return slot, 0, err
 	}
-	if err := s.a.checkSlot(&s.cp, slot, system.SystemID, system.Timeline); err != nil {
+	if err := checkSlot(&s.cp, slot, system.SystemID, system.Timeline); err != nil {
+		return slot, 0, err
+	}
+	if err := s.a.checkConfirmed(&s.cp, slot); err != nil {
+		return slot, 0, err
+	}
+	if _, err := s.checkPublication(ctx); err != nil {
 		return slot, 0, err
 	}
 	if !slot.exists {
@@ -105,8 +125,19 @@ func (s *session) prepare(ctx context.Context, wal *pgconn.PgConn) (slotState, t
 			return slot, 0, err
 		}
 	}
+	if s.logEnd, err = logEnd(ctx, s.conn); err != nil {
+		return slot, 0, err
+	}
 	timeout, err := senderTimeout(ctx, wal)
 	return slot, timeout, err
+}
+
+func logEnd(ctx context.Context, conn *pgx.Conn) (koldproxy.LSN, error) {
+	var end string
+	if err := conn.QueryRow(ctx, `SELECT pg_current_wal_flush_lsn()::text`).Scan(&end); err != nil {
+		return 0, fmt.Errorf("ask for the end of the log: %w", err)
+	}
+	return koldproxy.ParseLSN(end)
 }
 
 func serverVersion(ctx context.Context, conn *pgx.Conn) (version int, err error) {
@@ -153,6 +184,8 @@ func (s *session) stream(parent context.Context, wal *pgconn.PgConn, slot slotSt
 	s.a.backlog.Store(0)
 	s.a.received.Store(uint64(s.cp.applied))
 	s.a.metrics.sessions.Inc()
+	s.a.metrics.gap.Set(0)
+	s.a.remember(ack.position)
 	s.a.update(func(st *Status) {
 		st.Streaming, st.Applied, st.Acknowledged = true, s.cp.applied, ack.position
 	})

@@ -63,17 +63,17 @@ func TestSetupProblems(t *testing.T) {
 		{
 			name:    "slot gone",
 			breakIt: `SELECT pg_drop_replication_slot(slot_name) FROM koldstore.checkpoint`, want: "does not exist any more",
-			repair: `UPDATE koldstore.checkpoint SET applied_lsn = '0/0', system_identifier = NULL`, appliedBefore: true,
+			repair: beginAnew, appliedBefore: true,
 		},
 		{
 			name:    "another server",
 			breakIt: `UPDATE koldstore.checkpoint SET system_identifier = '1'`, want: "system identifier 1",
-			repair: `UPDATE koldstore.checkpoint SET system_identifier = (SELECT system_identifier FROM pg_control_system())`, appliedBefore: true,
+			repair: beginAnew, appliedBefore: true,
 		},
 		{
 			name:    "another timeline",
 			breakIt: `UPDATE koldstore.checkpoint SET timeline = 7`, want: "timeline 7",
-			repair: `UPDATE koldstore.checkpoint SET timeline = 1`, appliedBefore: true,
+			repair: beginAnew, appliedBefore: true,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -149,7 +149,12 @@ func TestRoleNeedsReplicationAndNothingMore(t *testing.T) {
 	t.Parallel()
 	cluster := ownCluster(t)
 	d := newDatabase(t, cluster)
-	d.exec(`CREATE ROLE poor LOGIN PASSWORD 'poor'; GRANT ALL ON SCHEMA koldstore TO poor; GRANT ALL ON ALL TABLES IN SCHEMA koldstore TO poor`)
+	d.exec(`CREATE ROLE poor LOGIN PASSWORD 'poor'; GRANT ALL ON SCHEMA koldstore TO poor;
+		DO $$ DECLARE t regclass; BEGIN
+			FOR t IN SELECT oid FROM pg_class WHERE relnamespace = 'koldstore'::regnamespace AND relkind = 'r' LOOP
+				EXECUTE format('ALTER TABLE %s OWNER TO poor', t);
+			END LOOP;
+		END $$`)
 	a := d.start(&recorder{}, func(c *walapply.Config) {
 		c.DSN = cluster.DSN(query[string](d, `SELECT current_database()`), "poor", "poor")
 	})

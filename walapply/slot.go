@@ -28,13 +28,15 @@ type slotState struct {
 	exists    bool
 	plugin    string
 	database  string
+	here      bool   // of the current database
+	ours      bool   // one that koldproxy can read: here, and of pgoutput
 	lost      string // why it cannot be used any more; empty if it can
 	activePID int32
 	confirmed koldproxy.LSN
 }
 
-// checkServer finds out whether the server and the publication can serve a slot.
-func (a *Applier) checkServer(ctx context.Context, conn *pgx.Conn) error {
+// checkServer finds out whether the server can serve a slot.
+func checkServer(ctx context.Context, conn *pgx.Conn) error {
 	var walLevel string
 	if err := conn.QueryRow(ctx, `SELECT current_setting('wal_level')`).Scan(&walLevel); err != nil {
 		return fmt.Errorf("check the server: %w", err)
@@ -45,77 +47,31 @@ func (a *Applier) checkServer(ctx context.Context, conn *pgx.Conn) error {
 			Hint:    "set wal_level = logical and restart the server",
 		}
 	}
-	var all, complete bool
-	err := conn.QueryRow(ctx, `SELECT puballtables, pubinsert AND pubupdate AND pubdelete AND pubtruncate
-		FROM pg_publication WHERE pubname = $1`, a.cfg.Publication).Scan(&all, &complete)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return &SetupError{
-			Problem: fmt.Sprintf("publication %s does not exist", a.cfg.Publication),
-			Hint:    "run koldproxy migrate up; if the replication slot is older than the publication, see the operations guide on gaps",
-		}
-	case err != nil:
-		return fmt.Errorf("check the publication: %w", err)
-	case all || !complete:
-		return &SetupError{
-			Problem: fmt.Sprintf("publication %s is not what koldproxy made", a.cfg.Publication),
-			Hint:    "it must list tables, not be FOR ALL TABLES, and publish insert, update, delete and truncate",
-		}
-	}
 	return nil
 }
 
 // readSlot looks a slot up. Columns that some versions lack are asked for through JSON.
-func readSlot(ctx context.Context, conn *pgx.Conn, name string) (slotState, error) {
+func readSlot(ctx context.Context, db Querier, name string) (slotState, error) {
 	s := slotState{exists: true}
 	var confirmed string
-	err := conn.QueryRow(ctx, `SELECT coalesce(plugin, ''), coalesce(database, ''), coalesce(active_pid, 0), coalesce(confirmed_flush_lsn, '0/0')::text,
+	err := db.QueryRow(ctx, `SELECT coalesce(plugin, ''), coalesce(database, ''), coalesce(database = current_database(), false), coalesce(active_pid, 0), coalesce(confirmed_flush_lsn, '0/0')::text,
 			CASE WHEN j->>'invalidation_reason' <> '' THEN j->>'invalidation_reason'
 				WHEN wal_status = 'lost' THEN 'the server has removed log that it needs'
 				WHEN j->>'conflicting' = 'true' THEN 'conflict with recovery'
 				ELSE '' END
 		FROM pg_replication_slots s, to_jsonb(s) j WHERE slot_name = $1`, name).
-		Scan(&s.plugin, &s.database, &s.activePID, &confirmed, &s.lost)
+		Scan(&s.plugin, &s.database, &s.here, &s.activePID, &confirmed, &s.lost)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return slotState{}, nil
 	}
 	if err == nil {
+		s.ours = s.here && s.plugin == "pgoutput"
 		s.confirmed, err = koldproxy.ParseLSN(confirmed)
 	}
 	if err != nil {
 		return s, fmt.Errorf("look up replication slot %s: %w", name, err)
 	}
 	return s, nil
-}
-
-// gap is the error of a position that the server cannot continue from.
-func gap(format string, args ...any) error {
-	return &SetupError{
-		Problem: fmt.Sprintf(format, args...),
-		Hint:    "changes since the checkpoint may be lost, so nothing is applied; see the operations guide on gaps before making a new slot",
-	}
-}
-
-// checkSlot compares slot and checkpoint.
-func (a *Applier) checkSlot(cp *checkpoint, slot slotState, systemID string, timeline int32) error {
-	switch {
-	case cp.systemID != "" && cp.systemID != systemID:
-		return gap("the checkpoint belongs to the server with system identifier %s, this one is %s", cp.systemID, systemID)
-	case cp.systemID != "" && cp.timeline != timeline:
-		return gap("the checkpoint belongs to timeline %d, the server is on %d", cp.timeline, timeline)
-	case !slot.exists && (cp.applied > 0 || cp.systemID != ""):
-		return gap("replication slot %s does not exist any more, changes were applied up to %v", cp.slot, cp.applied)
-	case !slot.exists:
-		return nil
-	case slot.plugin != "pgoutput" || slot.database != a.conn.Database:
-		return &SetupError{
-			Problem: fmt.Sprintf("replication slot %s is one of plugin %q for database %q", cp.slot, slot.plugin, slot.database),
-			Hint:    "drop it, if it is not in use, so that koldproxy can make its own",
-		}
-	case slot.lost != "":
-		return gap("replication slot %s is lost (%s), changes were applied up to %v", cp.slot, slot.lost, cp.applied)
-	}
-	return nil
 }
 
 var slotName = regexp.MustCompile(`^[a-z0-9_]{1,63}$`)
@@ -159,13 +115,14 @@ func onlyRow(results []*pgconn.Result, columns int) ([][]byte, error) {
 }
 
 // freeSlot ends a walsender that still uses the slot: the caller holds the leader's lock, so it is one of a former leader
-// or of a connection of ours that the server has not missed yet.
+// or of a connection of ours that the server has not missed yet. Whoever uses a slot of another database or plugin under that
+// name is none of our business.
 func freeSlot(ctx context.Context, conn *pgx.Conn, name string) (slotState, error) {
 	ctx, cancel := context.WithTimeout(ctx, slotReleaseTimeout)
 	defer cancel()
 	for first := true; ; first = false {
 		slot, err := readSlot(ctx, conn, name)
-		if err != nil || slot.activePID == 0 {
+		if err != nil || slot.activePID == 0 || !slot.ours {
 			return slot, err
 		}
 		if first {

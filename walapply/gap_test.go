@@ -1,0 +1,247 @@
+package walapply_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/rs/zerolog"
+
+	"github.com/koldproxy/koldproxy/internal/localpg"
+	"github.com/koldproxy/koldproxy/walapply"
+)
+
+// beginAnew is what docs/operations.md says about gaps, statement by statement.
+const beginAnew = `SELECT pg_drop_replication_slot(s.slot_name) FROM pg_replication_slots s JOIN koldstore.checkpoint c USING (slot_name)
+	WHERE s.database = current_database();
+	UPDATE koldstore.checkpoint SET applied_lsn = '0/0', system_identifier = NULL, timeline = NULL, gap = NULL, gap_at = NULL`
+
+// awaitGap waits until the applier shows a gap and has written it down.
+func (d *database) awaitGap(a *running, want string) {
+	d.t.Helper()
+	d.await("the gap to show", func() bool {
+		var setup *walapply.SetupError
+		return errors.As(a.Status().Err, &setup) && setup.Gap && strings.Contains(setup.Problem, want)
+	})
+	if err := a.Status().Err; !strings.Contains(err.Error(), "docs/operations.md") {
+		d.t.Errorf("no word about what to do in %q", err)
+	}
+	d.await("the gap to be written down", func() bool {
+		return query[bool](d, `SELECT coalesce(gap, '') LIKE '%' || $1 || '%' AND gap_at IS NOT NULL FROM koldstore.checkpoint`, want)
+	})
+}
+
+// applied starts an applier, has it apply a row, and leaves it running.
+func (d *database) applied(change ...func(*walapply.Config)) *running {
+	d.t.Helper()
+	d.exec(`CREATE TABLE t (id int PRIMARY KEY, v text); ALTER PUBLICATION koldproxy ADD TABLE t`)
+	a := d.startStreaming(&recorder{}, change...)
+	d.exec(`INSERT INTO t VALUES (0)`)
+	d.awaitApplied()
+	d.exec(`TRUNCATE recorded`)
+	return a
+}
+
+func (d *database) worksAfter(a *running, repair string) {
+	d.t.Helper()
+	d.exec(repair)
+	d.await("the applier to stream", func() bool { return a.Status().Streaming })
+	d.exec(`INSERT INTO t VALUES (99)`)
+	d.awaitApplied()
+	d.equal(d.lines(), []string{"INSERT t (99,NULL)"})
+	d.await("the error to go", func() bool { return a.Status().Err == nil })
+}
+
+// A slot of the same name that somebody made by hand begins behind what was lost.
+func TestGapStaysWhenTheSlotComesBack(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, ownCluster(t))
+	d.applied().stop()
+	d.exec(`SELECT pg_drop_replication_slot(slot_name) FROM koldstore.checkpoint`)
+	d.exec(`INSERT INTO t VALUES (1)`)
+	first := d.start(&recorder{})
+	d.awaitGap(first, "does not exist any more")
+
+	d.exec(`SELECT pg_create_logical_replication_slot(slot_name, 'pgoutput') FROM koldstore.checkpoint`)
+	first.stop()
+	rec := &recorder{}
+	second := d.start(rec)
+	d.awaitGap(second, "does not exist any more")
+	d.exec(`INSERT INTO t VALUES (2)`)
+	if rec.count(&rec.applies) > 0 || second.Status().Streaming {
+		t.Errorf("the slot made by hand is read: %+v", second.Status())
+	}
+	d.worksAfter(second, beginAnew)
+}
+
+// Somebody else moved the slot, or made another one, between two sessions of the same leader.
+func TestSlotThatConfirmsMoreThanItWasTold(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, localpg.TestCluster(t))
+	a := d.applied(func(c *walapply.Config) { c.RetryMin, c.RetryMax = 2*time.Second, 2*time.Second })
+	d.exec(`SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = current_database()`)
+	d.await("the walsender to end", func() bool {
+		return query[bool](d, `SELECT NOT active FROM pg_replication_slots WHERE database = current_database()`)
+	})
+	d.exec(`INSERT INTO t VALUES (1)`)
+	d.exec(`SELECT pg_replication_slot_advance(slot_name, pg_current_wal_insert_lsn()) FROM koldstore.checkpoint`)
+	d.awaitGap(a, "replaced or advanced")
+	d.worksAfter(a, beginAnew)
+}
+
+// The slot that the checkpoint of a copy names is in use, by the original.
+func TestCopyOfADatabaseLeavesTheOriginalAlone(t *testing.T) {
+	t.Parallel()
+	cluster := localpg.TestCluster(t)
+	d := newDatabase(t, cluster)
+	d.applied().stop()
+	original := query[string](d, `SELECT current_database()::text`)
+	d.sql.Close(t.Context())
+	copied := &database{t: t, dsn: cluster.TestDatabase(t)}
+	copied.reconnect()
+	name := query[string](copied, `SELECT current_database()::text`)
+	copied.sql.Close(t.Context())
+	admin, err := pgx.Connect(t.Context(), cluster.DSN("postgres", "", ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer admin.Close(context.Background())
+	for _, sql := range []string{`DROP DATABASE "` + name + `"`, `CREATE DATABASE "` + name + `" TEMPLATE "` + original + `"`} {
+		d.await(sql, func() bool { _, err := admin.Exec(t.Context(), sql); return err == nil })
+	}
+	d.reconnect()
+	copied.reconnect()
+	defer copied.sql.Close(context.Background())
+
+	d.startStreaming(&recorder{})
+	d.await("the original to read its slot", func() bool {
+		return query[bool](d, `SELECT active FROM pg_replication_slots WHERE database = current_database()`)
+	})
+	walsender := query[int](d, `SELECT active_pid FROM pg_replication_slots WHERE database = current_database()`)
+	a := copied.start(&recorder{})
+	copied.awaitGap(a, "is a copy of that of database "+original)
+	if err := a.Status().Err; !strings.Contains(err.Error(), `"Copies"`) || strings.Contains(err.Error(), "drop") {
+		t.Errorf("the advice is %q", err)
+	}
+	d.exec(`INSERT INTO t VALUES (1)`)
+	d.awaitApplied()
+	if now := query[int](d, `SELECT active_pid FROM pg_replication_slots WHERE database = current_database()`); now != walsender {
+		t.Errorf("walsender %d of the original was replaced by %d", walsender, now)
+	}
+	// As docs/operations.md says about copies.
+	copied.worksAfter(a, `UPDATE koldstore.checkpoint SET slot_name = (SELECT 'koldproxy_' || oid FROM pg_database WHERE datname = current_database()),
+		applied_lsn = '0/0', system_identifier = NULL, timeline = NULL, gap = NULL, gap_at = NULL`)
+	a.stop()
+	copied.exec(`SELECT pg_drop_replication_slot(slot_name) FROM koldstore.checkpoint`)
+}
+
+// What the publication leaves out is not in the stream, so whoever counted on it is broken.
+func TestPublicationThatLacksTables(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ name, breakIt, want string }{
+		{"table taken out", `ALTER PUBLICATION koldproxy DROP TABLE t`, "not in publication"},
+		{"rows filtered", `ALTER PUBLICATION koldproxy DROP TABLE t; ALTER PUBLICATION koldproxy ADD TABLE t WHERE (id > 5)`, "filters the rows"},
+		{"columns listed", `ALTER PUBLICATION koldproxy DROP TABLE t; ALTER PUBLICATION koldproxy ADD TABLE t (id, v)`, "lists columns"},
+		{"kinds of changes left out", `ALTER PUBLICATION koldproxy SET (publish = 'insert')`, "left out kinds"},
+		{"markers left out", `ALTER PUBLICATION koldproxy DROP TABLE koldstore.wal_marker`, "left out koldstore.wal_marker"},
+	} {
+		for _, running := range []bool{false, true} {
+			t.Run(tt.name+map[bool]string{true: " while applying", false: " before"}[running], func(t *testing.T) {
+				t.Parallel()
+				d := newDatabase(t, localpg.TestCluster(t))
+				d.exec(`CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY)`)
+				fast := func(c *walapply.Config) { c.WatchInterval = 20 * time.Millisecond }
+				a := d.startStreaming(&recorder{}, fast)
+				d.exec(`SELECT koldstore.manage_table('t')`)
+				d.exec(`SELECT koldstore.manage_table('u')`)
+				d.exec(`INSERT INTO koldstore.stream (schema_name, name, table_oid, log_oid, predicate, predicate_fn, pre_image, start_at, created_by)
+					SELECT 'public', 's', 't'::regclass, 1, 'true', 0, false, 'now', current_user`)
+				d.awaitApplied()
+				if !running {
+					a.stop()
+				}
+				d.exec(tt.breakIt)
+				if !running {
+					a = d.start(&recorder{}, fast)
+				}
+				d.await("stream and feed to be broken", func() bool {
+					return query[int](d, `SELECT count(*) FROM (SELECT table_oid, state, reason FROM koldstore.stream UNION ALL
+						SELECT table_oid, state, reason FROM koldstore.managed_table) x
+						WHERE table_oid = 't'::regclass AND state = 'broken' AND reason LIKE '%' || $1 || '%'`, tt.want) == 2
+				})
+				if n := query[int](d, `SELECT count(*) FROM koldstore.job j JOIN koldstore.managed_table m ON m.seed_job = j.job_id WHERE m.table_oid = 't'::regclass AND j.status <> 'error'`); n != 0 {
+					t.Errorf("%d seeds of a broken feed go on", n)
+				}
+				if strings.Contains(tt.want, "left out") {
+					d.await("the problem to show", func() bool { return a.Status().Err != nil })
+					if err := a.Status().Err; !strings.Contains(err.Error(), "not what koldproxy made") {
+						t.Errorf("status shows %v", err)
+					}
+					return
+				}
+				if query[string](d, `SELECT state FROM koldstore.managed_table WHERE table_oid = 'u'::regclass`) == "broken" {
+					t.Error("a feed that lacks nothing is broken")
+				}
+				d.await("the applier to stream", func() bool { return a.Status().Streaming })
+				d.exec(`TRUNCATE recorded; INSERT INTO u VALUES (1)`)
+				d.awaitApplied()
+				d.equal(d.lines(), []string{"INSERT u (1)"})
+				if got := query[*string](d, `SELECT gap FROM koldstore.checkpoint`); got != nil {
+					t.Errorf("a gap was noted: %s", *got)
+				}
+			})
+		}
+	}
+}
+
+func TestPublicationDroppedWhileApplying(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, localpg.TestCluster(t))
+	a := d.applied(func(c *walapply.Config) { c.WatchInterval = 20 * time.Millisecond })
+	d.exec(`DROP PUBLICATION koldproxy`)
+	d.awaitGap(a, "publication koldproxy was dropped")
+	d.worksAfter(a, `CREATE PUBLICATION koldproxy FOR TABLE koldstore.wal_marker, t;`+beginAnew)
+}
+
+// syncBuffer is a log that a test reads while it is written.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+func (s *syncBuffer) String() string { s.mu.Lock(); defer s.mu.Unlock(); return s.b.String() }
+
+// pgoutput looks the publication up as it was when a change was written, so one that was made again does not help.
+func TestPublicationMadeAgainBehindTheSlot(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, localpg.TestCluster(t))
+	d.applied().stop()
+	d.exec(`DROP PUBLICATION koldproxy; INSERT INTO t VALUES (1)`)
+	d.exec(`CREATE PUBLICATION koldproxy FOR TABLE koldstore.wal_marker, t; INSERT INTO t VALUES (2)`)
+	var log syncBuffer
+	a, err := walapply.New(d.config(), &recorder{}, zerolog.New(&log), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- a.Run(ctx) }()
+	r := &running{Applier: a, stop: sync.OnceFunc(func() { cancel(); <-done })}
+	defer r.stop()
+	d.awaitGap(r, "older than publication koldproxy")
+	if strings.Contains(log.String(), "works again") {
+		t.Errorf("nothing works, and the log says:\n%s", log.String())
+	}
+	d.worksAfter(r, beginAnew)
+	d.await("the log to say that it works", func() bool { return strings.Contains(log.String(), "works again") })
+}

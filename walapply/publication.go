@@ -1,0 +1,161 @@
+package walapply
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// The publication is an object of the database that others can alter. What it leaves out is not in the stream, and nothing
+// in the stream says so; therefore it is compared, time and again, with the tables that streams and feeds follow.
+
+// publication is what pg_publication says about ours.
+type publication struct {
+	name               string
+	exists             bool
+	all                bool // FOR ALL TABLES
+	complete, announce bool // all kinds of changes; of koldstore.wal_marker, too
+}
+
+func readPublication(ctx context.Context, db Querier, name string) (publication, error) {
+	p := publication{name: name, exists: true}
+	err := db.QueryRow(ctx, `SELECT p.puballtables, p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate,
+			p.puballtables OR EXISTS (SELECT FROM pg_publication_rel r, to_jsonb(r) j
+				WHERE r.prpubid = p.oid AND r.prrelid = to_regclass('koldstore.wal_marker') AND j->>'prqual' IS NULL AND j->>'prattrs' IS NULL)
+		FROM pg_publication p WHERE p.pubname = $1`, name).Scan(&p.all, &p.complete, &p.announce)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return publication{name: name}, nil
+	}
+	if err != nil {
+		return p, fmt.Errorf("look at the publication: %w", err)
+	}
+	return p, nil
+}
+
+// check says what is wrong with the publication as a whole. Without it changes are not decoded, so once something was
+// applied its absence is a gap.
+func (p publication) check(cp *checkpoint) error {
+	wrong := func(what, remedy string) error {
+		return &SetupError{Problem: fmt.Sprintf("publication %s is not what koldproxy made: %s", p.name, what), Hint: remedy}
+	}
+	name := pgx.Identifier{p.name}.Sanitize()
+	switch {
+	case !p.exists && cp.begun():
+		return gap("publication %s was dropped, and with it goes what was written since", p.name)
+	case !p.exists:
+		return &SetupError{
+			Problem: fmt.Sprintf("publication %s does not exist", p.name),
+			Hint:    `make it again, of koldstore.wal_marker and the tables in koldstore.published_table, as docs/operations.md, "Gaps", shows`,
+		}
+	case p.all:
+		return wrong("it is FOR ALL TABLES", `drop it and make it again, of koldstore.wal_marker and the tables in koldstore.published_table, as docs/operations.md, "Gaps", shows`)
+	case !p.complete:
+		return wrong("it leaves out kinds of changes", fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert, update, delete, truncate')", name))
+	case !p.announce:
+		return wrong("it leaves out koldstore.wal_marker, or part of it", fmt.Sprintf("ALTER PUBLICATION %s DROP and ADD TABLE koldstore.wal_marker", name))
+	}
+	return nil
+}
+
+// affectsAll is why everything is affected; empty if the publication as a whole is in order.
+func (p publication) affectsAll() string {
+	switch {
+	case p.all:
+		return "" // it has everything
+	case !p.complete:
+		return fmt.Sprintf("publication %s left out kinds of changes", p.name)
+	case !p.announce:
+		return fmt.Sprintf("publication %s left out koldstore.wal_marker", p.name)
+	}
+	return ""
+}
+
+const (
+	// followedTables are those whose changes somebody counts on.
+	followedTables = `SELECT s.table_oid FROM koldstore.stream s WHERE s.state <> 'broken'
+		UNION SELECT m.table_oid FROM koldstore.managed_table m WHERE m.state <> 'broken'`
+	// listedTables are those that have to be published.
+	listedTables = followedTables + ` UNION SELECT t.table_oid FROM koldstore.published_table t`
+)
+
+// fault is a table that the publication does not cover as it has to.
+type fault struct {
+	table        uint32
+	name, reason string
+}
+
+func (p publication) faults(ctx context.Context, db Querier, tables string) ([]fault, error) {
+	rows, err := db.Query(ctx, `SELECT oid, name, reason FROM (
+			SELECT c.oid, c.oid::regclass::text AS name, CASE
+				WHEN $2::text <> '' THEN $2::text
+				WHEN $3 THEN NULL
+				WHEN r.oid IS NULL THEN 'its table is not in publication ' || $1
+				WHEN to_jsonb(r)->>'prqual' IS NOT NULL THEN 'publication ' || $1 || ' filters the rows of its table'
+				WHEN to_jsonb(r)->>'prattrs' IS NOT NULL THEN 'publication ' || $1 || ' lists columns of its table' END AS reason
+			FROM (`+tables+`) f JOIN pg_class c ON c.oid = f.table_oid
+			LEFT JOIN (pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid AND p.pubname = $1) ON r.prrelid = c.oid
+		) faults WHERE reason IS NOT NULL ORDER BY name`, p.name, p.affectsAll(), p.all)
+	if err == nil {
+		return pgx.CollectRows(rows, func(row pgx.CollectableRow) (f fault, err error) {
+			err = row.Scan(&f.table, &f.name, &f.reason)
+			return f, err
+		})
+	}
+	return nil, fmt.Errorf("compare the publication with its tables: %w", err)
+}
+
+// errPublicationLacks ends a session after streams or feeds were marked broken, so that the target forgets them.
+var errPublicationLacks = errors.New("the publication lacks tables that were followed; streams and feeds of these are broken now")
+
+// checkPublication looks at the publication and marks what it does not cover any more. It says whether it marked anything.
+// No transaction may be open on the session's connection.
+func (s *session) checkPublication(ctx context.Context) (marked bool, err error) {
+	p, err := readPublication(ctx, s.conn, s.a.cfg.Publication)
+	if err != nil {
+		return false, err
+	}
+	if p.exists {
+		faults, err := p.faults(ctx, s.conn, followedTables)
+		if err == nil && len(faults) > 0 {
+			marked, err = true, s.markBroken(ctx, faults)
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	return marked, p.check(&s.cp)
+}
+
+// markBroken takes streams and feeds of the tables out for good: changes of theirs are missing.
+func (s *session) markBroken(ctx context.Context, faults []fault) error {
+	s.busySince.Store(time.Now().UnixNano())
+	defer s.busySince.Store(0)
+	err := pgx.BeginFunc(ctx, s.conn, func(tx pgx.Tx) error {
+		if err := fence(ctx, tx, s.epoch); err != nil {
+			return err
+		}
+		for _, f := range faults {
+			_, err := tx.Exec(ctx, `WITH stream AS (
+					UPDATE koldstore.stream SET state = 'broken', reason = $2 WHERE table_oid = $1 AND state <> 'broken'),
+				feed AS (
+					UPDATE koldstore.managed_table SET state = 'broken', reason = $2 WHERE table_oid = $1 AND state <> 'broken' RETURNING seed_job)
+				UPDATE koldstore.job j SET status = 'error', error = $2, ended_at = clock_timestamp()
+				FROM feed WHERE j.job_id = feed.seed_job AND j.status IN ('queued', 'running')`, f.table, f.reason)
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("mark what the publication does not cover: %w", err)
+	}
+	for _, f := range faults {
+		s.a.metrics.unpublished.Inc()
+		s.a.log.Warn().Str("table", f.name).Str("reason", f.reason).Msg("streams and the change feed of a table are broken")
+	}
+	return nil
+}
