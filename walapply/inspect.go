@@ -1,0 +1,66 @@
+package walapply
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// Inspect looks at a database as an applier does before it begins, and returns what keeps changes from being applied or from
+// being complete: a gap that was noted or would be, a catalog that belongs to another database, a publication that differs
+// from what koldproxy put into it. It changes nothing. db must be the service role's. A database in which an applier has not
+// run yet is in order.
+func Inspect(ctx context.Context, db Querier, publicationName string) ([]*SetupError, error) {
+	cp, err := scanCheckpoint(db.QueryRow(ctx, `SELECT `+checkpointColumns+` FROM koldstore.checkpoint`))
+	if err != nil {
+		return problems(err)
+	}
+	if err := checkCopy(ctx, db, &cp); err != nil {
+		return problems(err)
+	}
+	if cp.gap != "" {
+		return problems(gap("%s", cp.gap))
+	}
+	var systemID string
+	var timeline int32
+	err = db.QueryRow(ctx, `SELECT (SELECT s.system_identifier::text FROM pg_control_system() s),
+		('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int`).Scan(&systemID, &timeline)
+	if err != nil {
+		return nil, fmt.Errorf("identify the server: %w", err)
+	}
+	slot, err := readSlot(ctx, db, cp.slot)
+	if err != nil {
+		return nil, err
+	}
+	p, err := readPublication(ctx, db, publicationName)
+	if err != nil {
+		return nil, err
+	}
+	list, err := problems(checkSlot(&cp, slot, systemID, timeline), p.check(&cp))
+	if err != nil || !p.exists || p.affectsAll() != "" {
+		return list, err
+	}
+	faults, err := p.faults(ctx, db, listedTables)
+	for _, f := range faults {
+		list = append(list, &SetupError{
+			Problem: fmt.Sprintf("table %s: %s", f.name, f.reason),
+			Hint:    "its streams and its change feed are broken; make them anew: DROP STREAM and CREATE STREAM, koldstore.unmanage_table and manage_table",
+		})
+	}
+	return list, err
+}
+
+// problems sorts errors into those that an operator has to put right and one that hinders the inspection.
+func problems(errs ...error) ([]*SetupError, error) {
+	var list []*SetupError
+	var other error
+	for _, err := range errs {
+		var setup *SetupError
+		if errors.As(err, &setup) {
+			list = append(list, setup)
+		} else if err != nil {
+			other = err
+		}
+	}
+	return list, other
+}
