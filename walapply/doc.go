@@ -42,9 +42,14 @@
 // # Errors
 //
 // The applier never skips a change and never gives up: a target that cannot take a row deals with it itself (quarantine).
-// Everything else is tried again with a growing pause, from the checkpoint, and shown in [Status]. A slot that is lost, or
-// belongs to another server than the checkpoint, is a *[SetupError] with a hint: applying on would silently lose
-// changes, so the applier waits until somebody has decided.
+// Everything else is tried again with a growing pause, from the checkpoint, and shown in [Status]. What only an operator can
+// put right is a *[SetupError] with a hint. A slot that is gone, lost, replaced, older than the publication, or of another
+// server than the checkpoint is a gap: applying on would silently lose changes, and so would going on when the cause has
+// vanished, so it is written to koldstore.checkpoint and nothing is applied until somebody has begun anew
+// (docs/operations.md). [Inspect] shows all of it without an applier.
+//
+// The publication is compared with the tables that streams and feeds follow, at the beginning of each session and every few
+// seconds: what it does not cover is not in the stream, so streams and feeds of these tables are marked broken.
 //
 // The apply session runs with synchronous_commit = local. A commit must be durable here before it is acknowledged; waiting
 // for standbys as well could mean waiting for our own walsender, which a synchronous_standby_names of * would count as one.
