@@ -15,6 +15,7 @@ import (
 	"github.com/koldproxy/koldproxy/internal/localpg"
 	"github.com/koldproxy/koldproxy/migrations"
 	"github.com/koldproxy/koldproxy/proxy"
+	"github.com/koldproxy/koldproxy/walapply"
 )
 
 // finding is the outcome of one preflight.
@@ -164,11 +165,25 @@ func checkDatabase(ctx context.Context, conn *pgx.Conn, name string) []finding {
 		}),
 		catalog,
 	}
-	if state.Version > 0 {
-		findings = append(findings, ask(ctx, conn, "publication of "+name,
-			"SELECT count(*)::text FROM pg_publication WHERE pubname = 'koldproxy'", func(value string) finding {
-				return finding{OK: value == "1", Text: value + " named koldproxy", Remedy: "CREATE PUBLICATION koldproxy FOR TABLE koldstore.wal_marker"}
-			}))
+	if catalog.OK {
+		findings = append(findings, checkApplying(ctx, conn, name)...)
+	}
+	return findings
+}
+
+// checkApplying looks at checkpoint, slot and publication.
+func checkApplying(ctx context.Context, conn *pgx.Conn, name string) []finding {
+	subject := "applying in " + name
+	problems, err := walapply.Inspect(ctx, conn, walapply.DefaultConfig("").Publication)
+	if err != nil {
+		return []finding{{Subject: subject, Text: err.Error(), Remedy: "see the error"}}
+	}
+	if len(problems) == 0 {
+		return []finding{{Subject: subject, OK: true, Text: "checkpoint, slot and publication fit"}}
+	}
+	findings := make([]finding, len(problems))
+	for i, p := range problems {
+		findings[i] = finding{Subject: subject, Text: p.Problem, Remedy: p.Hint}
 	}
 	return findings
 }

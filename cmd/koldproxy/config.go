@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -137,12 +138,7 @@ func loadConfig(opts *options, environ []string) (*config, error) {
 	var errs []error
 	for _, kv := range environ {
 		name, value, _ := strings.Cut(kv, "=")
-		// Other variables with the prefix are no errors: orchestrators invent some (KOLDPROXY_PORT for a service's port).
-		for _, f := range c.fields() {
-			if name == f.env() {
-				errs = append(errs, c.assign(f, value, "environment "+name))
-			}
-		}
+		errs = append(errs, c.assignEnv(name, value))
 	}
 	for _, kv := range opts.set {
 		errs = append(errs, c.assignFlag(kv))
@@ -173,7 +169,7 @@ func (c *config) readFile(path string) error {
 		return errors.Join(errs...)
 	case errors.As(err, &wrong):
 		row, column := wrong.Position()
-		return fmt.Errorf("%s:%d:%d: %s", path, row, column, strings.TrimPrefix(wrong.Error(), "toml: "))
+		return fmt.Errorf("%s:%d:%d: %s", path, row, column, c.explain(wrong))
 	case err != nil:
 		return fmt.Errorf("%s: %w", path, err)
 	}
@@ -187,6 +183,37 @@ func (c *config) readFile(path string) error {
 		}
 	}
 	return nil
+}
+
+// otherVariables have the prefix and are not meant for koldproxy: Kubernetes describes a service named koldproxy with them
+// (KOLDPROXY_SERVICE_HOST, KOLDPROXY_PORT_6543_TCP_ADDR), and koldproxy's own tests have some.
+var otherVariables = regexp.MustCompile(`^KOLDPROXY_(SERVICE_(HOST|PORT(_.*)?)|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?|TEST_.*)$`)
+
+func (c *config) assignEnv(name, value string) error {
+	if !strings.HasPrefix(name, "KOLDPROXY_") || otherVariables.MatchString(name) {
+		return nil
+	}
+	for _, f := range c.fields() {
+		if name == f.env() {
+			return c.assign(f, value, "environment "+name)
+		}
+	}
+	return fmt.Errorf("environment %s: unknown key", name)
+}
+
+// explain says what is wrong with a value without naming types of Go.
+func (c *config) explain(wrong *toml.DecodeError) string {
+	text := strings.TrimPrefix(wrong.Error(), "toml: ")
+	key := strings.Join(wrong.Key(), ".")
+	for _, f := range c.fields() {
+		if f.key == key && strings.Contains(text, "cannot decode") {
+			return fmt.Sprintf("%s: want %s", key, f.kind())
+		}
+		if f.section == key && strings.Contains(text, "cannot decode") {
+			return fmt.Sprintf("%s: want a section, [%s]", key, key)
+		}
+	}
+	return text
 }
 
 func (c *config) assignFlag(kv string) error {

@@ -47,6 +47,24 @@ func (f field) env() string {
 	return "KOLDPROXY_" + strings.ToUpper(strings.ReplaceAll(f.key, ".", "_"))
 }
 
+// kind says what values the key takes.
+func (f field) kind() string {
+	switch f.value.Interface().(type) {
+	case string:
+		return "a string"
+	case bool:
+		return "true or false"
+	case int:
+		return "a whole number"
+	case duration:
+		return `a duration, as "1m30s"`
+	case []string:
+		return `a list of strings, as ["app"]`
+	default:
+		return "another value"
+	}
+}
+
 // assign sets a key from text; lists are separated by commas.
 func (c *config) assign(f field, text, origin string) error {
 	var err error

@@ -78,7 +78,10 @@ func TestUnknownKeysAreNamed(t *testing.T) {
 	for text, want := range map[string]string{
 		"[proxy]\nlisten = \"x\"\nlistne = \"y\"":  ":3: unknown key proxy.listne",
 		"[prox]\nlisten = \"y\"":                   "unknown key prox",
-		"[proxy]\nlisten = 5":                      ":2:10: ",
+		"[proxy]\nlisten = 5":                      ":2:10: proxy.listen: want a string",
+		"[postgres]\ndatabases = \"app\"":          `:2:13: postgres.databases: want a list of strings, as ["app"]`,
+		"[mqtt]\nenabled = \"yes\"":                "mqtt.enabled: want true or false",
+		"proxy = 5":                                "proxy: want a section, [proxy]",
 		"[proxy]\ndrain_timeout = \"soon\"":        "soon",
 		"[proxy\n":                                 ":1:",
 		"[storage]\nttl_reclaim_interval_secs=1.5": "ttl_reclaim_interval_secs",
@@ -87,6 +90,14 @@ func TestUnknownKeysAreNamed(t *testing.T) {
 		var usage usageError
 		if err == nil || !strings.Contains(err.Error(), want) || !errors.As(err, &usage) {
 			t.Errorf("%q: error %v, want a usage error with %q", text, err, want)
+		}
+	}
+	for name, known := range map[string]bool{
+		"KOLDPROXY_PROXY_LISTNE=x": false, "KOLDPROXY_": false, "KOLDPROXY_SERVICES=x": false, "KOLDPROXY_PORTS=5": false,
+		"KOLDPROXY_SERVICE_HOST=10.0.0.1": true, "KOLDPROXY_SERVICE_PORT_PSQL=6543": true, "KOLDPROXY_PORT_6543_TCP_ADDR=10.0.0.1": true, "KOLDPROXYX=1": true,
+	} {
+		if _, err := loadConfig(&options{}, []string{name}); (err == nil) != known || err != nil && !strings.Contains(err.Error(), "unknown key") {
+			t.Errorf("%s: error %v", name, err)
 		}
 	}
 	for _, set := range []string{"proxy.listne=x", "proxy.listen", "mqtt.enabled=perhaps"} {

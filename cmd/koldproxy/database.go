@@ -120,12 +120,24 @@ const readyTimeout = 2 * time.Second
 func (db *database) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	var active bool
-	// While a slot is being created it counts as active, but what is committed by then will never be decoded.
-	err := db.pool.QueryRow(ctx, `SELECT coalesce(bool_or(s.active AND s.confirmed_flush_lsn IS NOT NULL), false) FROM koldstore.checkpoint c
-		JOIN pg_catalog.pg_replication_slots s ON s.slot_name = c.slot_name`).Scan(&active)
+	problems, err := walapply.Inspect(ctx, db.pool, walapply.DefaultConfig("").Publication)
 	if err != nil {
 		return fmt.Errorf("database %s: %w", db.name, err)
+	}
+	for _, p := range problems {
+		if p.Gap {
+			return fmt.Errorf("database %s: %w", db.name, p)
+		}
+	}
+	var active bool
+	// While a slot is being created it counts as active, but what is committed by then will never be decoded.
+	err = db.pool.QueryRow(ctx, `SELECT coalesce(bool_or(s.active AND s.confirmed_flush_lsn IS NOT NULL), false) FROM koldstore.checkpoint c
+		JOIN pg_catalog.pg_replication_slots s ON s.slot_name = c.slot_name AND s.database = current_database()`).Scan(&active)
+	if err != nil {
+		return fmt.Errorf("database %s: %w", db.name, err)
+	}
+	if !active && len(problems) > 0 {
+		return fmt.Errorf("database %s: %w", db.name, problems[0])
 	}
 	if !active {
 		return fmt.Errorf("database %s: nobody reads its replication slot", db.name)

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/koldproxy/koldproxy/migrations"
+	"github.com/koldproxy/koldproxy/walapply"
 )
 
 // databaseStatus is one database, as `status --json` prints it. The raw parts are the answers of the SQL functions.
@@ -17,6 +18,7 @@ type databaseStatus struct {
 	Database string            `json:"database"`
 	Catalog  migrations.State  `json:"catalog"`
 	Applier  json.RawMessage   `json:"applier,omitempty"`
+	Problems []string          `json:"problems"`
 	Tables   []json.RawMessage `json:"tables"`
 	Streams  []streamStatus    `json:"streams"`
 }
@@ -63,7 +65,7 @@ func newStatusCommand(opts *options) *cobra.Command {
 }
 
 func readStatus(ctx context.Context, c *config, database string) (databaseStatus, error) {
-	s := databaseStatus{Database: database}
+	s := databaseStatus{Database: database, Problems: []string{}}
 	conn, err := c.connect(ctx, database)
 	if err != nil {
 		return s, err
@@ -74,6 +76,13 @@ func readStatus(ctx context.Context, c *config, database string) (databaseStatus
 	}
 	if err := conn.QueryRow(ctx, "SELECT koldstore.async_mirror_status()").Scan(&s.Applier); err != nil {
 		return s, fmt.Errorf("read the applier's status: %w", err)
+	}
+	problems, err := walapply.Inspect(ctx, conn, walapply.DefaultConfig("").Publication)
+	if err != nil {
+		return s, err
+	}
+	for _, p := range problems {
+		s.Problems = append(s.Problems, p.Error())
 	}
 	rows, err := conn.Query(ctx, `SELECT koldstore.table_status(table_oid::regclass) FROM koldstore.managed_table m
 		WHERE EXISTS (SELECT FROM pg_class c WHERE c.oid = m.table_oid) ORDER BY schema_name, table_name`)
@@ -116,6 +125,11 @@ func (s databaseStatus) print(out io.Writer) error {
 	if _, err := fmt.Fprintf(out, "database %s: catalog %d of %d, applier %s at %s, lag %s bytes, watermark %d\n",
 		s.Database, s.Catalog.Version, s.Catalog.Newest, state, applier.AppliedLSN, orDash(applier.LagBytes), applier.Watermark); err != nil {
 		return err
+	}
+	for _, p := range s.Problems {
+		if _, err := fmt.Fprintf(out, "PROBLEM: %s\n", p); err != nil {
+			return err
+		}
 	}
 	if len(s.Tables) > 0 {
 		t := newTable(out, "TABLE", "STATE", "HOT ROWS", "COLD ROWS", "SEGMENTS", "COLD BYTES", "FLOOR")
