@@ -232,10 +232,14 @@ func (s *evalSession) discard(ctx context.Context) error {
 
 // terminate ends a session whose code does not stop, and says what would have been said if it had.
 func (s *evalSession) terminate(ctx context.Context, tx pgx.Tx) error {
-	pid := s.conn.PID()
+	// A transaction that has seen pg_stat_activity once goes on seeing the same.
+	_, err := tx.Exec(ctx, `SELECT pg_catalog.pg_stat_clear_snapshot()`)
+	if err != nil {
+		return fmt.Errorf("terminate the eval session: %w", err)
+	}
+	_, err = tx.Exec(ctx, `SELECT pg_catalog.pg_terminate_backend(a.pid) FROM pg_catalog.pg_stat_activity a
+		WHERE a.pid = $1 AND a.usename = current_user AND a.backend_start::pg_catalog.text = $2`, int32(s.conn.PID()), s.started)
 	s.close(ctx)
-	_, err := tx.Exec(ctx, `SELECT pg_catalog.pg_terminate_backend(a.pid) FROM pg_catalog.pg_stat_activity a
-		WHERE a.pid = $1 AND a.usename = current_user AND a.backend_start::pg_catalog.text = $2`, int32(pid), s.started)
 	if err != nil {
 		return fmt.Errorf("terminate the eval session: %w", err)
 	}

@@ -4,17 +4,23 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// loadOperators finds the operators = and > of primary keys: those of the operator class of the index.
+// loadOperators finds the operators = and > of primary keys: those of the operator class of the index, where they can be
+// named (see exact).
 func (c *catalog) loadOperators(ctx context.Context, tx pgx.Tx) error {
 	rows, err := tx.Query(ctx, `
-		SELECT i.indrelid, e.name, g.name
+		SELECT i.indrelid, e.name, g.name,
+		       bt.typnamespace = 'pg_catalog'::pg_catalog.regnamespace OR oc.opcintype = a.atttypid
 		FROM pg_catalog.pg_index i
 		CROSS JOIN LATERAL pg_catalog.unnest(i.indclass::oid[]) WITH ORDINALITY AS k(class, ord)
 		JOIN pg_catalog.pg_opclass oc ON oc.oid = k.class
+		JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = (i.indkey::int2[])[k.ord - 1]
+		CROSS JOIN LATERAL koldstore.base_type(a.atttypid, a.atttypmod) AS b
+		JOIN pg_catalog.pg_type bt ON bt.oid = b.type
 		CROSS JOIN LATERAL (`+operatorSQL(3)+`) AS e(name)
 		CROSS JOIN LATERAL (`+operatorSQL(5)+`) AS g(name)
 		WHERE i.indrelid = ANY ($1) AND i.indisprimary AND k.ord <= i.indnkeyatts
@@ -26,13 +32,68 @@ func (c *catalog) loadOperators(ctx context.Context, tx pgx.Tx) error {
 	for rows.Next() {
 		var oid uint32
 		var equal, above string
-		if err := rows.Scan(&oid, &equal, &above); err != nil {
+		var exact bool
+		if err := rows.Scan(&oid, &equal, &above, &exact); err != nil {
 			return err
+		}
+		if !exact {
+			equal, above = "", ""
 		}
 		tab := c.tables[oid]
 		tab.equal, tab.above = append(tab.equal, equal), append(tab.above, above)
 	}
 	return rows.Err()
+}
+
+// exact says whether the operators of the key can be named so that no others are found. That of enums takes any enum; naming
+// it may find another one, by way of a cast that is code of whoever made the type.
+func (t *table) exact() bool { return !slices.Contains(t.equal, "") }
+
+// keyIs compares the columns of the key with others of the same types, as whole records if need be: those are compared by
+// the types' own operator classes.
+func (t *table) keyIs(left, right func(i int) string) string {
+	n := len(t.key)
+	if !t.exact() {
+		return fmt.Sprintf("ROW(%s)::record OPERATOR(pg_catalog.=) ROW(%s)::record", list(n, left), list(n, right))
+	}
+	parts := make([]string, n)
+	for i := range parts {
+		parts[i] = left(i) + " " + t.equal[i] + " " + right(i)
+	}
+	return strings.Join(parts, " AND ")
+}
+
+// keyAbove is the condition that the key of a row of the table is above that of a row of its mirror. In the form with records it
+// does not use the index.
+func (t *table) keyAbove(left, right func(i int) string) string {
+	n := len(t.key)
+	if !t.exact() {
+		return fmt.Sprintf("%s OPERATOR(pg_catalog.>) %s", t.mirror.record(left), t.mirror.record(right))
+	}
+	if !slices.ContainsFunc(t.above, func(op string) bool { return op != t.above[0] }) {
+		return fmt.Sprintf("(%s) %s (%s)", list(n, left), t.above[0], list(n, right))
+	}
+	// Rows are compared with one operator for all of their columns; these have several.
+	sql := ""
+	for i := n - 1; i >= 0; i-- {
+		above := left(i) + " " + t.above[i] + " " + right(i)
+		if sql == "" {
+			sql = above
+		} else {
+			sql = fmt.Sprintf("(%s OR %s %s %s AND %s)", above, left(i), t.equal[i], right(i), sql)
+		}
+	}
+	return sql
+}
+
+// record is a row of the mirror that has a key and nothing else.
+func (m *mirror) record(column func(i int) string) string {
+	return fmt.Sprintf("ROW(%s)::%s", list(m.columns, func(i int) string {
+		if i < len(m.keys) {
+			return column(i)
+		}
+		return "NULL"
+	}), m.name)
 }
 
 // operatorSQL names the operator of an operator class oc for a strategy of B-trees.

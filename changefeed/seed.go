@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -146,11 +145,10 @@ func readPage(ctx context.Context, tx pgx.Tx, tab *table, after *string, limit i
 		where = "WHERE " + tab.keyAbove(column, func(i int) string { return fmt.Sprintf("($1::text::%s).%s", m.name, m.keys[i]) })
 		args = append(args, *after)
 	}
-	nulls := strings.Repeat(", NULL", m.columns-len(m.keys))
 	// The limit is a constant and the first page has no condition, so that a plan made for unknown parameters walks the
 	// primary key too.
-	sql := fmt.Sprintf(`SELECT pg_catalog.format('%%s', _ks_row), pg_catalog.format('%%s', ROW(%[1]s%[2]s)::%[3]s)
-		FROM ONLY %[4]s _ks_row %[5]s ORDER BY %[1]s LIMIT %[6]d`, order, nulls, m.name, tab.name, where, limit)
+	sql := fmt.Sprintf(`SELECT pg_catalog.format('%%s', _ks_row), pg_catalog.format('%%s', %s)
+		FROM ONLY %s _ks_row %s ORDER BY %s LIMIT %d`, m.record(column), tab.name, where, order, limit)
 	err := readTable(ctx, tx, func() error {
 		rows, err := tx.Query(ctx, sql, args...)
 		if err != nil {
@@ -164,24 +162,6 @@ func readPage(ctx context.Context, tx pgx.Tx, tab *table, after *string, limit i
 		return err
 	})
 	return page, err
-}
-
-// keyAbove is the condition that a key is above another one.
-func (t *table) keyAbove(left, right func(i int) string) string {
-	if n := len(t.key); !slices.ContainsFunc(t.above, func(op string) bool { return op != t.above[0] }) {
-		return fmt.Sprintf("(%s) %s (%s)", list(n, left), t.above[0], list(n, right))
-	}
-	// Rows are compared with one operator for all of their columns; these have several.
-	sql := ""
-	for i := len(t.key) - 1; i >= 0; i-- {
-		above := left(i) + " " + t.above[i] + " " + right(i)
-		if sql == "" {
-			sql = above
-		} else {
-			sql = fmt.Sprintf("(%s OR %s %s %s AND %s)", above, left(i), t.equal[i], right(i), sql)
-		}
-	}
-	return sql
 }
 
 // writePage writes those rows of a page that are not in the mirror yet, with seqs from first on. Rows that do not become JSON

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -132,13 +131,4 @@ func lookUp(ctx context.Context, tx pgx.Tx, sql, arg string) (text *string, err 
 		return nil, nil
 	}
 	return text, err
-}
-
-// keyIs compares the columns of the key.
-func (t *table) keyIs(left, right func(i int) string) string {
-	parts := make([]string, len(t.key))
-	for i := range parts {
-		parts[i] = left(i) + " " + t.equal[i] + " " + right(i)
-	}
-	return strings.Join(parts, " AND ")
 }
