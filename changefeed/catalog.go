@@ -8,9 +8,11 @@ import (
 )
 
 // catalog is what a Target knows about the database: every table that has something to be written for. It is immutable but
-// for mirror.seeding.
+// for mirror.seeding and table.inForce.
 type catalog struct {
 	tables map[uint32]*table
+	// announced means that every change of a table's columns comes through the log as well.
+	announced bool
 }
 
 // table is a source table as it is now.
@@ -23,6 +25,8 @@ type table struct {
 	attributes []attribute
 	// columns are the positions in attributes of the columns that exist.
 	columns []int
+	// inForce are the columns that rows have at the place in the log that has been applied.
+	inForce shape
 	// key are the positions in columns of the primary key, in its order.
 	key []int
 	// equal and above are the operators = and > of the key's columns, as the primary key's index knows them. Others may
@@ -94,6 +98,9 @@ func (t *Target) loadCatalog(ctx context.Context, tx pgx.Tx) (*catalog, error) {
 	}
 	if err := cat.loadColumns(ctx, tx); err != nil {
 		return nil, fmt.Errorf("load columns: %w", err)
+	}
+	if err := cat.loadShapes(ctx, tx); err != nil {
+		return nil, fmt.Errorf("load shapes: %w", err)
 	}
 	if err := cat.loadOperators(ctx, tx); err != nil {
 		return nil, fmt.Errorf("load operators: %w", err)

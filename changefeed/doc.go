@@ -22,7 +22,8 @@
 // # What is known about the database
 //
 // A [Target] caches the catalog: what is managed or streamed, with which columns. Columns are those of today, while a change
-// may be older; columns are matched by name, and where a column has been renamed since, by its place ([matchColumns]). The
+// may be older; every ALTER TABLE puts the table's columns with their numbers into koldstore.wal_marker, so it is known at each
+// place of the log which columns rows have, and values are matched by number. The
 // cache is checked after every set of writes, inside the transaction, and the writes are repeated if it was stale. A stream
 // or managed table takes part from its row in koldstore.wal_marker on, which arrives through the same log as the
 // changes: nothing older, nothing missed.

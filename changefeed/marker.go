@@ -17,7 +17,7 @@ func isMarker(c *koldproxy.Change) bool {
 }
 
 // begin lets a stream or a managed table take part from here on. Its marker was written in the transaction that created it,
-// while no writer of the table was in the middle of anything.
+// while no writer of the table was in the middle of anything. A shape takes effect in the same way.
 func (t *Target) begin(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, c *koldproxy.Change) error {
 	if c.Op != koldproxy.OpInsert {
 		return nil // somebody tidies up
@@ -28,6 +28,8 @@ func (t *Target) begin(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence,
 		return fmt.Errorf("read a marker: %w", err)
 	}
 	switch kind {
+	case "shape":
+		return t.beginShape(ctx, tx, uint32(subject), markerField(c, "details"))
 	case "stream":
 		var seedMax koldproxy.Seq
 		err = tx.QueryRow(ctx, `UPDATE koldstore.stream SET state = 'active' WHERE stream_id = $1 AND state = 'pending' RETURNING seed_max_seq`,
@@ -41,8 +43,6 @@ func (t *Target) begin(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence,
 		var one int
 		err = tx.QueryRow(ctx, `UPDATE koldstore.managed_table SET state = 'seeding'
 			WHERE table_oid = $1 AND state = 'pending' AND created_at = $2::text::timestamptz RETURNING 1`, subject, at).Scan(&one)
-	case "shape":
-		return nil
 	default:
 		return fmt.Errorf("read a marker: unknown kind %q", kind)
 	}

@@ -6,113 +6,93 @@ import (
 	"github.com/koldproxy/koldproxy"
 )
 
-// matchColumns says, for each column that a table has today, where its value is in the rows of a relation that the log
-// announced, or -1. xid is the transaction of the first such row. The relation may be older than the table. What is known:
+// placeColumns says which columns of its table the columns of a relation are, by their numbers. xid is the transaction of the
+// first row that has them. It says false if that cannot be told for certain: a value under another column's name is worse than
+// a stream that stops and says so.
 //
-//   - The log lists columns in the order of their numbers, without the numbers, and without those that had been dropped.
-//   - Numbers only grow, and a dropped column keeps its row in pg_attribute. So the relation's columns are the first of the
-//     table's columns in order, less those that had been dropped by then; what is left over at the end was added since.
+// The log lists the columns that existed when a row was written in the order of their numbers, without the numbers. The
+// shape in force (see [shape]) has both, if every ALTER TABLE puts one into the log.
+func placeColumns(rel *koldproxy.Relation, tab *table, xid uint32, announced bool) ([]int, bool) {
+	if announced && tab.inForce.agrees(rel) {
+		return tab.inForce.numbers(), true
+	}
+	numbers := inferColumns(rel, tab, xid)
+	return numbers, numbers != nil
+}
+
+// inferColumns tells which columns a relation has from what a table had before and has now. Columns may have come, gone and
+// been renamed in between. Numbers only grow, and a dropped column keeps its row in pg_attribute. Hence
 //
-// Which columns had been dropped is the only question. The ids of the transactions that dropped them are strong evidence and
-// no proof (a transaction may get its id long before it locks the table), so the names and types of all columns count as well:
-// one name may be a coincidence, as of a column that was dropped and added anew, several are not.
-func matchColumns(rel *koldproxy.Relation, tab *table, xid uint32) []int {
-	if sameColumns(rel, tab) {
-		return identity(len(tab.columns))
+//	the least that a relation can have      what the shape in force had and the table still has
+//	the most                                what the shape had and whatever was added since
+//	if nothing of the most was dropped      the first of it, as many as the relation has
+//
+// In between, a relation that looks as the table does is taken for what it looks like if the transactions that dropped
+// columns are older than xid. It returns nil if nothing fits.
+func inferColumns(rel *koldproxy.Relation, tab *table, xid uint32) []int {
+	var least, most, today []int
+	last, dropped, young := 0, false, false
+	for _, c := range tab.inForce {
+		last = max(last, c.Number)
 	}
-	origin := alignColumns(rel, tab, xid)
-	if origin == nil {
-		origin = namedColumns(rel, tab) // the relation has more columns than there can have been; something else is going on
+	if last > len(tab.attributes) {
+		return nil // the catalog is older than the log
 	}
-	out := make([]int, len(tab.columns))
-	for i, a := range tab.columns {
-		out[i] = origin[a]
-	}
-	return out
-}
-
-// What one pair of a relation's column and a table's is worth; more is more likely.
-const (
-	sameName     = 3
-	fitsDropping = 5
-	sameType     = 1
-	impossible   = -1 << 30
-)
-
-// alignColumns returns, for each attribute, the position in the relation or -1; nil if there is no way. best[i][j] is the worth
-// of the best way to place columns i… on attributes j…
-func alignColumns(rel *koldproxy.Relation, tab *table, xid uint32) []int {
-	n, m := len(rel.Columns), len(tab.attributes)
-	best := make([][]int, n+1)
-	for i := range best {
-		best[i] = make([]int, m+1)
-	}
-	for i := n - 1; i >= 0; i-- {
-		best[i][m] = impossible
-		for j := m - 1; j >= 0; j-- {
-			best[i][j] = max(best[i+1][j+1]+placed(&rel.Columns[i], &tab.attributes[j], xid), best[i][j+1]+skipped(&tab.attributes[j], xid))
+	for i := range tab.attributes {
+		a, number := &tab.attributes[i], i+1
+		if a.generated {
+			continue // not in the log
+		}
+		if !a.dropped {
+			today = append(today, number)
+		}
+		had := slices.ContainsFunc(tab.inForce, func(c shapeColumn) bool { return c.Number == number })
+		if !had && number <= last {
+			continue // dropped before
+		}
+		most = append(most, number)
+		if a.dropped {
+			dropped, young = true, young || !precedes(a.xmin, xid)
+		} else if had {
+			least = append(least, number)
 		}
 	}
-	if best[0][0] < 0 {
-		return nil
-	}
-	origin := make([]int, m)
-	i := 0
-	for j := range m {
-		origin[j] = -1
-		if i < n && best[i][j] == best[i+1][j+1]+placed(&rel.Columns[i], &tab.attributes[j], xid) {
-			origin[j] = i
-			i++
-		}
-	}
-	return origin
-}
-
-func placed(c *koldproxy.Column, a *attribute, xid uint32) (worth int) {
+	n := len(rel.Columns)
 	switch {
-	case a.generated:
-		return impossible // those are not in the log
-	case a.dropped:
-		if !precedes(a.xmin, xid) {
-			return fitsDropping
-		}
-		return 0
+	case n == len(most):
+		return tab.ifTyped(rel, most)
+	case n == len(least):
+		return tab.ifTyped(rel, least)
+	case !dropped && n > len(tab.inForce) && n < len(most) && tab.named(rel, most[:n], len(tab.inForce)):
+		return tab.ifTyped(rel, most[:n])
+	case !young && n == len(today) && tab.named(rel, today, 0):
+		return tab.ifTyped(rel, today)
 	}
-	if a.name == c.Name {
-		worth += sameName
-	}
-	if a.typeOID == c.TypeOID {
-		worth += sameType
-	}
-	return worth
+	return nil
 }
 
-// skipped is what it is worth to say that an attribute was not there, while one with a higher number was.
-func skipped(a *attribute, xid uint32) int {
-	switch {
-	case a.generated:
-		return 0
-	case !a.dropped:
-		return impossible
-	case precedes(a.xmin, xid):
-		return fitsDropping
+// named says whether a relation's columns, but for some first ones, have the names that these columns have today.
+func (t *table) named(rel *koldproxy.Relation, numbers []int, but int) bool {
+	for i := but; i < len(numbers); i++ {
+		if t.attributes[numbers[i]-1].name != rel.Columns[i].Name {
+			return false
+		}
 	}
-	return 0
+	return true
+}
+
+// ifTyped returns the columns if the relation has them with the types of today.
+func (t *table) ifTyped(rel *koldproxy.Relation, numbers []int) []int {
+	for i, number := range numbers {
+		if a := &t.attributes[number-1]; !a.dropped && a.typeOID != rel.Columns[i].TypeOID {
+			return nil
+		}
+	}
+	return numbers
 }
 
 // precedes compares transaction ids, which wrap around.
 func precedes(a, b uint32) bool { return int32(a-b) < 0 }
-
-// namedColumns goes by names alone.
-func namedColumns(rel *koldproxy.Relation, tab *table) []int {
-	origin := make([]int, len(tab.attributes))
-	for j := range origin {
-		origin[j] = slices.IndexFunc(rel.Columns, func(c koldproxy.Column) bool {
-			return !tab.attributes[j].dropped && c.Name == tab.attributes[j].name
-		})
-	}
-	return origin
-}
 
 // sameColumns says whether a relation has the columns of a table as it is now.
 func sameColumns(rel *koldproxy.Relation, tab *table) bool {
@@ -127,10 +107,11 @@ func sameColumns(rel *koldproxy.Relation, tab *table) bool {
 	return true
 }
 
-func identity(n int) []int {
-	out := make([]int, n)
-	for i := range out {
-		out[i] = i
+// origins says for each column that the table has today where its value is in rows with these columns, or -1.
+func (t *table) origins(numbers []int) []int {
+	out := make([]int, len(t.columns))
+	for i, a := range t.columns {
+		out[i] = slices.Index(numbers, a+1)
 	}
 	return out
 }

@@ -45,7 +45,7 @@ type plan struct {
 }
 
 // makePlan turns row changes into events with seqs from first on: offset 0 for the first event, and so on. Tables that nothing
-// is to be written for are left out. origin gives the layout of a change's rows (matchColumns).
+// is to be written for are left out. origin says where the values of today's columns are in a change's rows.
 func makePlan(cat *catalog, changes []koldproxy.Change, origin func(*koldproxy.Change, *table) []int) plan {
 	var p plan
 	byTable := make(map[uint32]*tableEvents)

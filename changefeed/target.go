@@ -21,9 +21,9 @@ type Target struct {
 
 	cat     *catalog // nil: to be loaded
 	origins map[*koldproxy.Relation][]int
-	seen    map[*koldproxy.Relation]bool
-	tidied  bool  // abandoned seed jobs have been looked for
-	done    tally // in the transaction that is open
+	placed  map[*koldproxy.Relation][]int // see place
+	tidied  bool                          // abandoned seed jobs have been looked for
+	done    tally                         // in the transaction that is open
 
 	eval     *evalSession
 	timeouts map[timeouts]int // how often code of a stream or table took too long
@@ -53,7 +53,7 @@ func NewTarget(cfg Config, log zerolog.Logger, metrics *Metrics) (*Target, error
 // Reset forgets everything cached about the database.
 func (t *Target) Reset() {
 	t.forget()
-	t.seen = make(map[*koldproxy.Relation]bool)
+	t.placed = make(map[*koldproxy.Relation][]int)
 	t.done, t.isStandby = tally{}, false
 }
 
@@ -122,32 +122,29 @@ func (t *Target) applyRows(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Seque
 	})
 }
 
-// lookAt loads the catalog if need be, also because one of the relations is new and differs from what the catalog says, and
-// tells whether any change concerns a table in it.
+// lookAt loads the catalog if need be, places the columns of relations that are new, and tells whether any change concerns a
+// table in the catalog.
 func (t *Target) lookAt(ctx context.Context, tx pgx.Tx, changes []koldproxy.Change) (concerned bool, err error) {
+	if len(t.placed) > maxRelations {
+		t.placed = make(map[*koldproxy.Relation][]int)
+		t.forget()
+	}
 	if err := t.load(ctx, tx); err != nil {
 		return false, err
 	}
-	differs := false
 	var rel *koldproxy.Relation
 	for i := range changes {
 		if changes[i].Relation == rel {
 			continue
 		}
 		rel = changes[i].Relation
-		tab := t.cat.tables[rel.OID]
-		if tab == nil {
+		if t.cat.tables[rel.OID] == nil {
 			continue
 		}
 		concerned = true
-		if !t.seen[rel] {
-			differs = differs || !sameColumns(rel, tab)
-			t.seen[rel] = true
+		if err := t.place(ctx, tx, &changes[i]); err != nil {
+			return false, err
 		}
-	}
-	if differs {
-		t.forget()
-		return concerned, t.load(ctx, tx)
 	}
 	return concerned, nil
 }
@@ -156,21 +153,17 @@ func (t *Target) lookAt(ctx context.Context, tx pgx.Tx, changes []koldproxy.Chan
 const maxRelations = 4096
 
 func (t *Target) load(ctx context.Context, tx pgx.Tx) (err error) {
-	if len(t.seen) > maxRelations {
-		t.seen = make(map[*koldproxy.Relation]bool)
-		t.forget()
-	}
 	if t.cat == nil {
 		t.cat, err = t.loadCatalog(ctx, tx)
 	}
 	return err
 }
 
-// origin is matchColumns with a memory.
+// origin says where the values of today's columns are in the rows of a change that lookAt has looked at.
 func (t *Target) origin(c *koldproxy.Change, tab *table) []int {
 	from, ok := t.origins[c.Relation]
 	if !ok {
-		from = matchColumns(c.Relation, tab, c.XID)
+		from = tab.origins(t.placed[c.Relation])
 		t.origins[c.Relation] = from
 	}
 	return from

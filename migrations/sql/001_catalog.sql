@@ -110,6 +110,15 @@ CREATE TABLE koldstore.published_table (
 COMMENT ON COLUMN koldstore.published_table.shape IS
     'The columns as the newest marker of kind shape shows them: [{"attnum", "name", "type", "typmod"}, …] in order.';
 
+-- Written in apply transactions only, so as of the checkpoint. It is no column of published_table: an ALTER TABLE whose
+-- transaction stays open has a lock on that row.
+CREATE TABLE koldstore.applied_shape (
+    table_oid oid   PRIMARY KEY,
+    shape     jsonb NOT NULL
+);
+COMMENT ON TABLE koldstore.applied_shape IS
+    'The columns of each captured table at the place in the write-ahead log that has been applied, as in published_table.shape.';
+
 -- The manifest. Only rows that are active may be read; in_progress rows name objects that may or may not exist; detached ones are of tables no longer managed.
 CREATE TABLE koldstore.segment (
     segment_id   uuid        PRIMARY KEY,
@@ -187,5 +196,5 @@ COMMENT ON TABLE koldstore.quarantine IS
 
 ---- create above / drop below ----
 
-DROP TABLE koldstore.published_table, koldstore.quarantine, koldstore.stream_status, koldstore.stream, koldstore.segment, koldstore.job, koldstore.managed_table,
+DROP TABLE koldstore.applied_shape, koldstore.published_table, koldstore.quarantine, koldstore.stream_status, koldstore.stream, koldstore.segment, koldstore.job, koldstore.managed_table,
     koldstore.storage, koldstore.wal_marker, koldstore.command, koldstore.checkpoint;
