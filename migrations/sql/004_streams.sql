@@ -339,12 +339,12 @@ END $$;
 CREATE FUNCTION koldstore.refuse_ddl() RETURNS event_trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    hit text;
+    hit  text;
+    self boolean := current_user = (SELECT pg_catalog.pg_get_userbyid(n.nspowner) FROM pg_catalog.pg_namespace n WHERE n.nspname = 'koldstore');
 BEGIN
-    IF current_user = (SELECT pg_catalog.pg_get_userbyid(n.nspowner) FROM pg_catalog.pg_namespace n WHERE n.nspname = 'koldstore') THEN
-        RETURN;
-    END IF;
-    IF TG_EVENT = 'sql_drop' THEN
+    IF self THEN
+        NULL; -- koldproxy itself may
+    ELSIF TG_EVENT = 'sql_drop' THEN
         SELECT coalesce(d.object_name, d.address_names[2]) INTO hit FROM pg_catalog.pg_event_trigger_dropped_objects() d
         WHERE d.classid = 'pg_catalog.pg_class'::regclass AND koldstore.is_log(d.objid)
            -- What is dropped of a table is named by schema, table and its own name.
@@ -366,10 +366,17 @@ BEGIN
         RAISE EXCEPTION 'cannot % "%": it is the log of a stream', pg_catalog.lower(TG_TAG), hit
             USING ERRCODE = '42809', HINT = 'DROP STREAM removes a stream and its log together.';
     END IF;
+    -- Columns are also renamed by ALTER VIEW, altered through the type of a typed table, and dropped along with their type.
     IF TG_EVENT <> 'sql_drop' THEN
         PERFORM koldstore.note_altered(d.objid) FROM pg_catalog.pg_event_trigger_ddl_commands() d
-        WHERE d.classid = 'pg_catalog.pg_class'::regclass AND TG_TAG = 'ALTER TABLE';
+        WHERE d.classid = 'pg_catalog.pg_class'::regclass AND pg_catalog.starts_with(TG_TAG, 'ALTER ');
+        PERFORM koldstore.note_altered(c.oid) FROM pg_catalog.pg_class c WHERE c.reloftype <> 0 AND TG_TAG = 'ALTER TYPE';
     ELSE
+        PERFORM koldstore.note_altered(d.objid) FROM pg_catalog.pg_event_trigger_dropped_objects() d
+        WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objsubid > 0;
+        IF self THEN
+            RETURN;
+        END IF;
         PERFORM koldstore.note_dropped(pg_catalog.array_agg(d.objid)) FROM pg_catalog.pg_event_trigger_dropped_objects() d
         WHERE d.classid IN ('pg_catalog.pg_class'::regclass, 'pg_catalog.pg_proc'::regclass);
     END IF;
@@ -458,7 +465,8 @@ BEGIN
     IF (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) THEN
         CREATE EVENT TRIGGER koldproxy_drop ON sql_drop EXECUTE FUNCTION koldstore.refuse_ddl();
         CREATE EVENT TRIGGER koldproxy_ddl ON ddl_command_end
-            WHEN TAG IN ('ALTER TABLE', 'ALTER TRIGGER', 'CREATE TRIGGER', 'CREATE INDEX', 'CREATE POLICY', 'ALTER POLICY', 'CREATE RULE')
+            WHEN TAG IN ('ALTER TABLE', 'ALTER VIEW', 'ALTER MATERIALIZED VIEW', 'ALTER FOREIGN TABLE', 'ALTER TYPE',
+                         'ALTER TRIGGER', 'CREATE TRIGGER', 'CREATE INDEX', 'CREATE POLICY', 'ALTER POLICY', 'CREATE RULE')
             EXECUTE FUNCTION koldstore.refuse_ddl();
         CREATE EVENT TRIGGER koldproxy_publication ON ddl_command_end WHEN TAG IN ('ALTER PUBLICATION')
             EXECUTE FUNCTION koldstore.refuse_publication_ddl();
