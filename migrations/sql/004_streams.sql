@@ -218,7 +218,7 @@ BEGIN
         PERFORM koldstore.lock_writers_out(rel, false);
         SELECT CASE count(*) WHEN 1 THEN min(pg_catalog.format('e.image -> %L', a.attname))
                     ELSE 'pg_catalog.jsonb_build_object(' || pg_catalog.string_agg(pg_catalog.format('%1$L, e.image -> %1$L', a.attname), ', ' ORDER BY k.ord) || ')' END,
-               pg_catalog.string_agg(pg_catalog.format('t.%I', a.attname), ', ' ORDER BY k.ord)
+               pg_catalog.string_agg(pg_catalog.format('_ks_row.%I', a.attname), ', ' ORDER BY k.ord)
         INTO key_json, key_order
         FROM pg_catalog.pg_index i
         CROSS JOIN LATERAL pg_catalog.unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, ord)
@@ -229,7 +229,7 @@ BEGIN
             'INSERT INTO %s (id, op, k, ts, doc)
              SELECT koldstore.event_id($1 + row_number() OVER (ORDER BY b.n, e.ord), $2), ''put'', %s, pg_catalog.now(), e.image
              FROM (SELECT s.n / 1000 AS n, pg_catalog.array_agg(s.literal ORDER BY s.n) AS literals
-                   FROM (SELECT pg_catalog.format(''%%s'', t) AS literal, row_number() OVER (ORDER BY %s) AS n FROM ONLY %s AS t) AS s
+                   FROM (SELECT pg_catalog.format(''%%s'', _ks_row) AS literal, row_number() OVER (ORDER BY %s) AS n FROM ONLY %s AS _ks_row) AS s
                    GROUP BY s.n / 1000) AS b
              CROSS JOIN LATERAL koldstore.eval_rows($3, b.literals, ARRAY[$4]) AS e
              WHERE e.matches[1]',
