@@ -77,13 +77,24 @@ func (d *demoOptions) run(ctx context.Context, cmd *cobra.Command) error {
 	}
 	cluster, err := localpg.Start(ctx, clusterConfig)
 	if err != nil {
-		return unlessDone(ctx, err)
+		return d.unlessTold(ctx, err)
 	}
 	err = whileRunning(ctx, cluster, func(ctx context.Context) error { return d.serve(ctx, cmd, cfg, cluster, log) })
 	// PostgreSQL is stopped last, and whatever happened before.
 	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), demoStop)
 	defer cancel()
 	return errors.Join(err, cluster.Stop(stopping))
+}
+
+// errTourInterrupted ends a tour that was told to stop: what was not shown cannot be called right.
+var errTourInterrupted = errors.New("the tour was interrupted")
+
+// unlessTold drops errors that are there only because the person at the keyboard ended the demo.
+func (d *demoOptions) unlessTold(ctx context.Context, err error) error {
+	if ctx.Err() != nil && d.tour {
+		return errTourInterrupted
+	}
+	return unlessDone(ctx, err)
 }
 
 // whileRunning calls do with a context that also ends when PostgreSQL does, which is an error then.
@@ -143,15 +154,15 @@ func (d *demoOptions) clusterConfig() (localpg.Config, error) {
 func (d *demoOptions) serve(ctx context.Context, cmd *cobra.Command, cfg *config, cluster *localpg.Cluster, log zerolog.Logger) error {
 	password := rand.Text()
 	if err := prepareDemo(ctx, cluster, password); err != nil {
-		return unlessDone(ctx, fmt.Errorf("prepare the demo database: %w", err))
+		return d.unlessTold(ctx, fmt.Errorf("prepare the demo database: %w", err))
 	}
 	if err := d.finishConfig(cfg, cluster, password); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	serving, cancel := context.WithCancel(ctx)
 	defer cancel()
 	toured, tourErr := false, error(nil)
-	err := run(ctx, cfg, log, nil, func(ctx context.Context, e endpoints) error {
+	err := run(serving, cfg, log, nil, func(ctx context.Context, e endpoints) error {
 		if err := d.announce(cmd, e); err != nil || !d.tour {
 			return err
 		}
@@ -162,6 +173,9 @@ func (d *demoOptions) serve(ctx context.Context, cmd *cobra.Command, cfg *config
 	})
 	if d.tour && !toured {
 		tourErr = errors.New("the tour was not finished")
+	}
+	if tourErr != nil {
+		tourErr = d.unlessTold(ctx, tourErr)
 	}
 	return errors.Join(err, tourErr)
 }

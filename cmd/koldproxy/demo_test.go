@@ -88,6 +88,32 @@ func TestDemoEndsWithATransactionOpen(t *testing.T) {
 	p.stop(syscall.SIGTERM)
 }
 
+// Neither a fence nor the applier can go on, because somebody has locked the catalog.
+func TestDemoEndsWithAFenceThatHangs(t *testing.T) {
+	t.Parallel()
+	p := start(t, demoArgs()...)
+	dsn, _, _ := p.ready()
+	conn, waiting := connectTo(t, dsn), connectTo(t, dsn)
+	do(t, conn, "CREATE TABLE t (id int PRIMARY KEY)")
+	do(t, conn, "SELECT koldstore.manage_table('t')")
+	super := connectTo(t, strings.Replace(dsn, "demo:demo", "postgres:postgres", 1))
+	do(t, super, "BEGIN")
+	do(t, super, "LOCK TABLE koldstore.checkpoint")
+	do(t, conn, "INSERT INTO t VALUES (1)")
+	hung := make(chan error, 1)
+	go func() {
+		_, err := waiting.Exec(t.Context(), "SELECT koldstore.wait_for_async_mirror()")
+		hung <- err
+	}()
+	for ask1[int](t, super, "SELECT count(*) FROM pg_locks WHERE relation = 'koldstore.checkpoint'::regclass AND NOT granted") < 2 {
+		time.Sleep(5 * time.Millisecond)
+	}
+	p.stop(syscall.SIGTERM)
+	if err := <-hung; err == nil {
+		t.Error("the fence returned")
+	}
+}
+
 func TestDemoIsToldWhileItStarts(t *testing.T) {
 	t.Parallel()
 	for _, after := range []time.Duration{0, 200 * time.Millisecond, 700 * time.Millisecond, 1500 * time.Millisecond} {
@@ -101,6 +127,36 @@ func TestDemoIsToldWhileItStarts(t *testing.T) {
 			}
 			_ = p.cmd.Process.Signal(syscall.SIGTERM) // before main has a handler: any exit is right, if it comes
 			p.wait()
+		})
+	}
+}
+
+func TestTourIsInterrupted(t *testing.T) {
+	t.Parallel()
+	for _, after := range []time.Duration{300 * time.Millisecond, 800 * time.Millisecond, 0} {
+		t.Run(after.String(), func(t *testing.T) {
+			t.Parallel()
+			p := start(t, demoArgs("--tour")...)
+			if after > 0 {
+				time.Sleep(after) // the moment is what is tested, not waited for
+			} else {
+				p.line("-- right") // in the middle of the tour
+			}
+			if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			code := p.wait()
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			said := ""
+			for line := range strings.Lines(p.stderr.String()) {
+				if !strings.HasPrefix(line, "{") { // which is the log
+					said += line
+				}
+			}
+			if code != exitFailed || said != "koldproxy: the tour was interrupted\n" {
+				t.Errorf("exit code %d, and it says %q", code, said)
+			}
 		})
 	}
 }
