@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -16,10 +18,30 @@ import (
 	"github.com/koldproxy/koldproxy/walapply"
 )
 
-// beginAnew is what docs/operations.md says about gaps, statement by statement.
-const beginAnew = `SELECT pg_drop_replication_slot(s.slot_name) FROM pg_replication_slots s JOIN koldstore.checkpoint c USING (slot_name)
-	WHERE s.database = current_database();
-	UPDATE koldstore.checkpoint SET applied_lsn = '0/0', system_identifier = NULL, timeline = NULL, gap = NULL, gap_at = NULL`
+// documented are the SQL blocks in a chapter of docs/operations.md: what an operator is told to run is what is tested.
+func documented(t testing.TB, chapter string, blocks int) []string {
+	t.Helper()
+	text, err := os.ReadFile("../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), "\n## "+chapter+"\n")
+	rest, _, _ = strings.Cut(rest, "\n## ")
+	var list []string
+	for _, m := range regexp.MustCompile("(?ms)^ *```sql\n(.*?)^ *```$").FindAllStringSubmatch(rest, -1) {
+		list = append(list, m[1])
+	}
+	if len(list) != blocks {
+		t.Fatalf("chapter %s has %d blocks of SQL, want %d", chapter, len(list), blocks)
+	}
+	return list
+}
+
+// beginAnew is the procedure for gaps with the publication in order.
+func beginAnew(t testing.TB) string {
+	t.Helper()
+	return strings.Join(documented(t, "Gaps", 3)[1:], "")
+}
 
 // awaitGap waits until the applier shows a gap and has written it down.
 func (d *database) awaitGap(a *running, want string) {
@@ -76,7 +98,7 @@ func TestGapStaysWhenTheSlotComesBack(t *testing.T) {
 	if rec.count(&rec.applies) > 0 || second.Status().Streaming {
 		t.Errorf("the slot made by hand is read: %+v", second.Status())
 	}
-	d.worksAfter(second, beginAnew)
+	d.worksAfter(second, beginAnew(t))
 }
 
 // Somebody else moved the slot, or made another one, between two sessions of the same leader.
@@ -91,7 +113,7 @@ func TestSlotThatConfirmsMoreThanItWasTold(t *testing.T) {
 	d.exec(`INSERT INTO t VALUES (1)`)
 	d.exec(`SELECT pg_replication_slot_advance(slot_name, pg_current_wal_insert_lsn()) FROM koldstore.checkpoint`)
 	d.awaitGap(a, "replaced or advanced")
-	d.worksAfter(a, beginAnew)
+	d.worksAfter(a, beginAnew(t))
 }
 
 // The slot that the checkpoint of a copy names is in use, by the original.
@@ -133,9 +155,7 @@ func TestCopyOfADatabaseLeavesTheOriginalAlone(t *testing.T) {
 	if now := query[int](d, `SELECT active_pid FROM pg_replication_slots WHERE database = current_database()`); now != walsender {
 		t.Errorf("walsender %d of the original was replaced by %d", walsender, now)
 	}
-	// As docs/operations.md says about copies.
-	copied.worksAfter(a, `UPDATE koldstore.checkpoint SET slot_name = (SELECT 'koldproxy_' || oid FROM pg_database WHERE datname = current_database()),
-		applied_lsn = '0/0', system_identifier = NULL, timeline = NULL, gap = NULL, gap_at = NULL`)
+	copied.worksAfter(a, strings.Join(documented(t, "Copies", 2), ""))
 	a.stop()
 	copied.exec(`SELECT pg_drop_replication_slot(slot_name) FROM koldstore.checkpoint`)
 }
@@ -203,9 +223,11 @@ func TestPublicationDroppedWhileApplying(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, localpg.TestCluster(t))
 	a := d.applied(func(c *walapply.Config) { c.WatchInterval = 20 * time.Millisecond })
-	d.exec(`DROP PUBLICATION koldproxy`)
+	d.exec(`SELECT koldstore.manage_table('t')`)
+	d.awaitApplied()
+	d.exec(`TRUNCATE recorded; DROP PUBLICATION koldproxy`)
 	d.awaitGap(a, "publication koldproxy was dropped")
-	d.worksAfter(a, `CREATE PUBLICATION koldproxy FOR TABLE koldstore.wal_marker, t;`+beginAnew)
+	d.worksAfter(a, strings.Join(documented(t, "Gaps", 3), ""))
 }
 
 // syncBuffer is a log that a test reads while it is written.
@@ -242,6 +264,6 @@ func TestPublicationMadeAgainBehindTheSlot(t *testing.T) {
 	if strings.Contains(log.String(), "works again") {
 		t.Errorf("nothing works, and the log says:\n%s", log.String())
 	}
-	d.worksAfter(r, beginAnew)
+	d.worksAfter(r, beginAnew(t))
 	d.await("the log to say that it works", func() bool { return strings.Contains(log.String(), "works again") })
 }

@@ -35,8 +35,16 @@ type lockWatch struct {
 	since map[int32]time.Time
 }
 
+// start runs the watch in a goroutine until stop is called, which waits for its end.
+func (w *lockWatch) start(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() { defer close(done); w.run(ctx) }()
+	return func() { cancel(); <-done }
+}
+
 // run looks a few times in each LockWait until ctx ends. It costs nothing while apply transactions are short.
-func (w *lockWatch) run(ctx context.Context) error {
+func (w *lockWatch) run(ctx context.Context) {
 	wait := w.a.cfg.LockWait
 	interval := max(min(wait/4, time.Second), time.Millisecond)
 	ticker := time.NewTicker(interval)
@@ -49,7 +57,7 @@ func (w *lockWatch) run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case <-ticker.C:
 		}
 		if begun := w.busySince.Load(); begun == 0 || time.Since(time.Unix(0, begun)) < interval {

@@ -43,6 +43,9 @@ func (s *session) run(ctx context.Context) (err error) {
 	}
 	defer closeConn(ctx, s.conn)
 	defer s.a.target.Close()
+	if s.a.cfg.LockWait > 0 {
+		defer (&lockWatch{session: s}).start(ctx)()
+	}
 	if err := s.deposeApply(ctx); err != nil {
 		return err
 	}
@@ -197,9 +200,6 @@ func (s *session) stream(parent context.Context, wal *pgconn.PgConn, slot slotSt
 		interval = min(interval, max(timeout/3, time.Millisecond))
 	}
 	group.Go(func() error { return ack.run(ctx, interval) })
-	if s.a.cfg.LockWait > 0 {
-		group.Go(func() error { return (&lockWatch{session: s}).run(ctx) })
-	}
 	received := make(chan struct{})
 	go func() {
 		defer close(received)

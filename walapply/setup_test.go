@@ -63,17 +63,17 @@ func TestSetupProblems(t *testing.T) {
 		{
 			name:    "slot gone",
 			breakIt: `SELECT pg_drop_replication_slot(slot_name) FROM koldstore.checkpoint`, want: "does not exist any more",
-			repair: beginAnew, appliedBefore: true,
+			repair: beginAnew(t), appliedBefore: true,
 		},
 		{
 			name:    "another server",
 			breakIt: `UPDATE koldstore.checkpoint SET system_identifier = '1'`, want: "system identifier 1",
-			repair: beginAnew, appliedBefore: true,
+			repair: beginAnew(t), appliedBefore: true,
 		},
 		{
 			name:    "another timeline",
 			breakIt: `UPDATE koldstore.checkpoint SET timeline = 7`, want: "timeline 7",
-			repair: beginAnew, appliedBefore: true,
+			repair: beginAnew(t), appliedBefore: true,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
