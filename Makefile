@@ -6,6 +6,8 @@ SHELL := bash
 
 GOLANGCI_VERSION := v2.12.2
 GOLANGCI := .tools/golangci-lint-$(GOLANGCI_VERSION)
+# Findings are cached with the paths of the tree they were found in, so each tree has its own cache.
+export GOLANGCI_LINT_CACHE := $(CURDIR)/.tools/lint-cache
 FUZZTIME ?= 4s
 ARGS ?=
 

@@ -87,6 +87,7 @@ func newLoad(t *testing.T, inst *instance, seed uint64) *load {
 		must(t, err)
 		c.exec(fmt.Sprintf("CREATE STREAM %[1]s ON %[1]s WHEN (%[2]s) WITH (pre_image = true)", table.name, feedtest.Predicate))
 		c.exec(fmt.Sprintf("SELECT koldstore.manage_table('%s', min_flush_rows => 1, max_rows_per_file => 50)", table.name))
+		c.exec("SELECT koldstore.wait_for_async_mirror()") // a feed is not shown while it is being seeded
 		for w := range 2 {
 			table.histories = append(table.histories, feedtest.NewHistory(table.name, 60, seed+uint64(10*i+w)))
 		}
