@@ -16,8 +16,16 @@
 //	                       └──▶ stream writes  put, exit, delete, judged by the predicate  _stream_<name>
 //
 // Planning is pure. An update that changes the primary key is two events, a delete and an insert. Rows travel to the server
-// as literals of the table's row type, and the predicate is evaluated by PostgreSQL itself, in the statement that writes
-// the events, so that it means exactly what it means in a WHERE clause.
+// as literals of the table's row type.
+//
+// # Where code of users runs
+//
+// In no session but one. Domains have checks, types have casts, predicates call functions, and all of that is code of whoever
+// owns the table, while koldproxy's role may be a superuser. koldstore.eval_rows turns literals into JSON and judges predicates,
+// under rights of its own and in a session that does nothing else ([Config].DSN; see evalSession in eval.go). Only text comes
+// back. The apply session writes that text: documents as jsonb, keys through the input functions of the mirror's types. It uses
+// no cast from or to a type of a user, no operator that is looked up by name among them, and reads a table only when
+// its indexes and statistics are free of such code (readTable).
 //
 // # What is known about the database
 //
@@ -31,8 +39,9 @@
 // # What a bad row does
 //
 // A row that cannot be written (a predicate that raises, a value that does not cast any more, \u0000 in a json document) goes
-// to koldstore.quarantine, is counted and logged, and the rest goes on. Where not the row is to blame but the definition (a
-// predicate's function was dropped), the stream or mirror becomes broken with a reason, and the rest goes on. Everything
+// to koldstore.quarantine, is counted and logged, and the rest goes on. So does one whose evaluation takes too long. An update whose
+// old row alone is bad is written without it, as an exit if nobody can say whether the old row had matched. Where not the row is to blame but the definition (a
+// predicate's function was dropped, the primary key has changed, code takes too long again and again), the stream or mirror becomes broken with a reason, and the rest goes on. Everything
 // else (the connection, a deadlock) fails the batch, which is tried again as a whole.
 //
 // # After a crash

@@ -104,7 +104,16 @@ func (t *Target) seedPage(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequen
 		limit = min(firstPage, t.cfg.SeedRows)
 	}
 	page, err := readPage(ctx, tx, tab, key, limit)
-	if err != nil {
+	var foreign *foreignCodeError
+	switch {
+	case errors.Is(err, errBusy):
+		return t.seedLocked(ctx, tx, tab)
+	case errors.As(err, &foreign):
+		if err := t.checkStillTrue(ctx, tx, tab); err != nil {
+			return err
+		}
+		return t.giveUpSeed(ctx, tx, tab, foreign.reason)
+	case err != nil:
 		return err
 	}
 	ruined, err := t.writePage(ctx, tx, seqs.Reserve(int64(limit), t.cfg.Now()), tab, page, last)
@@ -149,7 +158,7 @@ func readPage(ctx context.Context, tx pgx.Tx, tab *table, after *string, limit i
 	// primary key too.
 	sql := fmt.Sprintf(`SELECT pg_catalog.format('%%s', _ks_row), pg_catalog.format('%%s', %s)
 		FROM ONLY %s _ks_row %s ORDER BY %s LIMIT %d`, m.record(column), tab.name, where, order, limit)
-	err := readTable(ctx, tx, func() error {
+	err := readTable(ctx, tx, tab, func() error {
 		rows, err := tx.Query(ctx, sql, args...)
 		if err != nil {
 			return err

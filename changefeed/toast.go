@@ -113,7 +113,7 @@ func lookInTable(ctx context.Context, tx pgx.Tx, tab *table, key []string, colum
 		return nil, err
 	}
 	var text *string
-	err = readTable(ctx, tx, func() error {
+	err = readTable(ctx, tx, tab, func() error {
 		text, err = lookUp(ctx, tx, fmt.Sprintf(`SELECT pg_catalog.format('%%s', m.%s)
 			FROM pg_catalog.jsonb_to_record($1::text::pg_catalog.jsonb) AS k(%s), ONLY %s m WHERE m.%[1]s IS NOT NULL AND %[4]s`,
 			ident(tab.column(column).name),
@@ -122,6 +122,10 @@ func lookInTable(ctx context.Context, tx pgx.Tx, tab *table, key []string, colum
 			string(object))
 		return err
 	})
+	var foreign *foreignCodeError
+	if errors.As(err, &foreign) {
+		return nil, nil
+	}
 	return text, err
 }
 
