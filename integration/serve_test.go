@@ -39,9 +39,15 @@ func newService(t *testing.T, cluster *localpg.Cluster, superuser bool) *service
 	quoted := "'" + strings.ReplaceAll(s.password, "'", "''") + "'"
 	admin.exec(fmt.Sprintf(`CREATE ROLE %[1]s LOGIN PASSWORD %[3]s; CREATE ROLE %[2]s LOGIN %[4]s PASSWORD %[3]s; GRANT %[1]s TO %[2]s;
 		ALTER DATABASE %[5]s OWNER TO %[1]s; ALTER SCHEMA public OWNER TO %[1]s`, s.app, s.role, quoted, options, db))
+	if !superuser { // what docs/operations.md asks an administrator for
+		admin.exec(fmt.Sprintf(`DO $$ BEGIN IF to_regrole('koldproxy_eval') IS NULL THEN CREATE ROLE koldproxy_eval NOLOGIN; END IF; END $$; GRANT koldproxy_eval TO %s`, s.role))
+	}
 	t.Cleanup(func() { // before the database is dropped
 		admin := s.admin(t)
-		admin.exec("DROP EVENT TRIGGER IF EXISTS koldproxy_drop; DROP EVENT TRIGGER IF EXISTS koldproxy_ddl; DROP PUBLICATION IF EXISTS koldproxy; DROP SCHEMA IF EXISTS koldstore CASCADE")
+		for _, trigger := range []string{"koldproxy_drop", "koldproxy_ddl", "koldproxy_publication", "koldproxy_publication_drop"} {
+			admin.exec("DROP EVENT TRIGGER IF EXISTS " + trigger)
+		}
+		admin.exec("DROP PUBLICATION IF EXISTS koldproxy; DROP SCHEMA IF EXISTS koldstore CASCADE")
 		admin.exec(fmt.Sprintf("REASSIGN OWNED BY %[1]s, %[2]s TO postgres; DROP OWNED BY %[1]s, %[2]s; DROP ROLE %[1]s, %[2]s", s.role, s.app))
 	})
 	return s

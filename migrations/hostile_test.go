@@ -97,6 +97,34 @@ func TestCodeOfUsersHasNoRights(t *testing.T) {
 	refused(t, m, "42501", "permission denied for schema", `CREATE OR REPLACE FUNCTION koldstore.eval_rows(row_type oid, literals text[], predicates oid[]) RETURNS TABLE (ord bigint, image jsonb, matches boolean[]) LANGUAGE sql AS 'SELECT 1, NULL, NULL'`)
 }
 
+// To plan a query is to run constant parts of expressions of indexes. The backfill lets the owner plan it.
+func TestIndexesOfUsersHaveNoRights(t *testing.T) {
+	t.Parallel()
+	su, as := installed(t)
+	m, _ := mallory(t, su, as)
+	service := value[string](t, su, `SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'koldstore'`)
+	exec(t, m, `
+		CREATE FUNCTION mal.note(int) RETURNS int LANGUAGE plpgsql VOLATILE AS $$ BEGIN RAISE NOTICE 'planned as %', current_user; RETURN $1; END $$;
+		CREATE FUNCTION mal.planned(int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RETURN mal.note($1); END $$;
+		CREATE TABLE mal.t (id int PRIMARY KEY, v int);
+		INSERT INTO mal.t SELECT g, g FROM generate_series(1, 2500) g;
+		CREATE INDEX ON mal.t ((v + mal.planned(1)))`)
+	var seen []string
+	conn := connectWithNotices(t, m, func(text string) { seen = append(seen, text) })
+	if _, err := conn.Exec(t.Context(), `CALL koldstore.create_stream('mal', 's', 'mal', 't', 'id > 0', options => '{"start": "earliest"}')`); err != nil {
+		t.Fatal(err)
+	}
+	if all := strings.Join(seen, "\n"); strings.Contains(all, service) {
+		t.Errorf("an index was planned with koldproxy's rights:\n%s", all)
+	}
+	if got := value[string](t, m, `SELECT count(*) || ' ' || bool_and(k::text::int = n) FROM (SELECT k, row_number() OVER (ORDER BY id) AS n FROM mal._stream_s) x`); got != "2500 true" {
+		t.Errorf("the backfill is %s", got)
+	}
+	if n := value[int](t, su, `SELECT count(*) FROM pg_proc WHERE proname ~ '^reader_'`); n != 0 {
+		t.Error("the reader is left behind")
+	}
+}
+
 // What PostgreSQL would refuse the application because its table is published is noticed when the table is altered.
 func TestAlteringATableNeverHurtsItsWriters(t *testing.T) {
 	t.Parallel()

@@ -340,6 +340,24 @@ BEGIN
     END LOOP;
 END $$;
 
+-- hand_over gives a function of this schema to another role. To own something in a schema takes CREATE on it. Nobody else
+-- sees that the role has it for a moment; a superuser needs no such detour. Two at a time would fail over the schema's row
+-- in the catalog.
+CREATE FUNCTION koldstore.hand_over(fn text, role name) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    detour boolean := NOT (SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname = current_user) AND NOT pg_catalog.has_schema_privilege(role, 'koldstore', 'CREATE');
+BEGIN
+    IF detour THEN
+        PERFORM pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('koldstore.owner'), 0);
+        EXECUTE pg_catalog.format('GRANT CREATE ON SCHEMA koldstore TO %I', role);
+    END IF;
+    EXECUTE pg_catalog.format('ALTER FUNCTION %s OWNER TO %I', fn, role);
+    IF detour THEN
+        EXECUTE pg_catalog.format('REVOKE CREATE ON SCHEMA koldstore FROM %I', role);
+    END IF;
+END $$;
+
 -- eval_rows is where rows become JSON and predicates are judged: the only place where koldproxy runs code of users (checks of
 -- domains, casts, functions in predicates). It belongs to a role without any rights, so that such code has none either; what
 -- a predicate calls runs with the rights of the table's owner. Rows come as literals and through input functions alone, since
@@ -358,23 +376,22 @@ END $$;
 
 DO $$
 BEGIN
-    IF pg_catalog.to_regrole('koldproxy_eval') IS NULL THEN
-        BEGIN
-            CREATE ROLE koldproxy_eval NOLOGIN;
-        EXCEPTION
-            WHEN duplicate_object OR unique_violation THEN NULL; -- by the migration of another database, just now
-            WHEN insufficient_privilege THEN
-                RAISE EXCEPTION 'role "koldproxy_eval" is missing and % may not create it', current_user USING ERRCODE = '42501',
-                    HINT = pg_catalog.format('Have an administrator run: CREATE ROLE koldproxy_eval NOLOGIN; GRANT koldproxy_eval TO %I;', current_user);
-        END;
-    END IF;
-    IF NOT pg_catalog.pg_has_role('koldproxy_eval', 'MEMBER') THEN
-        EXECUTE pg_catalog.format('GRANT koldproxy_eval TO %I', current_user);
-    END IF;
+    BEGIN
+        IF pg_catalog.to_regrole('koldproxy_eval') IS NULL THEN
+            BEGIN
+                CREATE ROLE koldproxy_eval NOLOGIN;
+            EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; -- by the migration of another database, just now
+            END;
+        END IF;
+        IF NOT pg_catalog.pg_has_role('koldproxy_eval', 'MEMBER') THEN
+            EXECUTE pg_catalog.format('GRANT koldproxy_eval TO %I', current_user);
+        END IF;
+    EXCEPTION WHEN insufficient_privilege THEN
+        RAISE EXCEPTION '% needs to be a member of the role koldproxy_eval, and may not see to it itself', current_user USING ERRCODE = '42501',
+            HINT = pg_catalog.format('Have an administrator run: CREATE ROLE koldproxy_eval NOLOGIN (if it does not exist); GRANT koldproxy_eval TO %I;', current_user);
+    END;
     REVOKE ALL ON FUNCTION koldstore.eval_rows(oid, text[], oid[]) FROM PUBLIC;
-    GRANT CREATE ON SCHEMA koldstore TO koldproxy_eval;
-    ALTER FUNCTION koldstore.eval_rows(oid, text[], oid[]) OWNER TO koldproxy_eval;
-    REVOKE CREATE ON SCHEMA koldstore FROM koldproxy_eval;
+    PERFORM koldstore.hand_over('koldstore.eval_rows(oid, text[], oid[])', 'koldproxy_eval');
     EXECUTE pg_catalog.format('SET LOCAL ROLE koldproxy_eval; GRANT EXECUTE ON FUNCTION koldstore.eval_rows(oid, text[], oid[]) TO %I; SET LOCAL ROLE NONE', current_user);
 END $$;
 
@@ -392,7 +409,7 @@ BEGIN
 END $$;
 DROP TRIGGER a_requester ON koldstore.command;
 DROP TRIGGER b_execute ON koldstore.command;
-DROP FUNCTION koldstore.eval_rows, koldstore.is_member, koldstore.guard, koldstore.readers_of, koldstore.refuse_write, koldstore.command_execute, koldstore.command_requester, koldstore.unpublish,
+DROP FUNCTION koldstore.eval_rows, koldstore.hand_over, koldstore.is_member, koldstore.guard, koldstore.readers_of, koldstore.refuse_write, koldstore.command_execute, koldstore.command_requester, koldstore.unpublish,
     koldstore.publish, koldstore.is_published, koldstore.note_shape, koldstore.shape_of, koldstore.lock_writers_out, koldstore.check_table, koldstore.is_owner, koldstore.koldstore_version,
     koldstore.name_of, koldstore.key_may_be_null, koldstore.snowflake_id, koldstore.seq_at, koldstore.event_id, koldstore.may_read, koldstore.assert_readable;
 DROP SEQUENCE koldstore.snowflake_counter;

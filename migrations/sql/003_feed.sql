@@ -89,7 +89,9 @@ BEGIN
            pg_catalog.string_agg(pg_catalog.quote_ident(a.attname), ', ' ORDER BY k.ord),
            pg_catalog.string_agg(a.attname, ', ') FILTER (WHERE a.attname IN ('seq', 'op', 'row_image')),
            pg_catalog.string_agg(pg_catalog.format('%I (%s)', a.attname, pg_catalog.format_type(b.type, b.typmod)), ', ')
-               FILTER (WHERE t.typtype NOT IN ('b', 'e', 'r', 'm') OR e.typtype IN ('c', 'd'))
+               FILTER (WHERE t.typtype NOT IN ('b', 'e', 'r', 'm') OR e.typtype IN ('c', 'd')
+                   OR EXISTS (SELECT FROM pg_catalog.pg_range g JOIN pg_catalog.pg_type p ON p.oid = g.rngsubtype
+                              WHERE b.type IN (g.rngtypid, g.rngmultitypid) AND p.typtype IN ('c', 'd')))
     INTO columns, keys, reserved, odd
     FROM pg_catalog.pg_index i
     CROSS JOIN LATERAL pg_catalog.unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, ord)
@@ -103,7 +105,7 @@ BEGIN
             USING ERRCODE = '55000', DETAIL = 'The mirror uses the names seq, op and row_image itself.';
     END IF;
     IF odd IS NOT NULL THEN
-        RAISE EXCEPTION 'table "%" cannot be managed: its primary key has columns of composite types, %', tab, odd USING ERRCODE = '55000';
+        RAISE EXCEPTION 'table "%" cannot be managed: its primary key has columns of composite types, or made of domains, %', tab, odd USING ERRCODE = '55000';
     END IF;
     SELECT pg_catalog.string_agg(pg_catalog.quote_ident(a.attname), ', ') INTO reserved
     FROM pg_catalog.pg_attribute a WHERE a.attrelid = rel AND a.attnum > 0 AND NOT a.attisdropped AND pg_catalog.starts_with(a.attname, '_ks_');

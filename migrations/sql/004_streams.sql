@@ -139,6 +139,7 @@ DECLARE
     fn         text;
     key_json   text;
     key_order  text;
+    reader     text;
     base       bigint;
     rows       bigint := 0;
 BEGIN
@@ -196,16 +197,7 @@ BEGIN
         fn, judged, used, source, (SELECT c.relname FROM pg_catalog.pg_class c WHERE c.oid = rel));
     EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', fn);
     EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO CURRENT_USER, koldproxy_eval', fn);
-    -- To own something in a schema takes CREATE on it. Nobody else sees that the owner of the table has it for a moment; a
-    -- superuser needs no such detour. Two at a time would fail over the schema's row in the catalog.
-    IF NOT (SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname = current_user) AND NOT pg_catalog.has_schema_privilege(owner, 'koldstore', 'CREATE') THEN
-        PERFORM pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('koldstore.owner'), 0);
-        EXECUTE pg_catalog.format('GRANT CREATE ON SCHEMA koldstore TO %I', owner);
-        EXECUTE pg_catalog.format('ALTER FUNCTION %s OWNER TO %I', fn, owner);
-        EXECUTE pg_catalog.format('REVOKE CREATE ON SCHEMA koldstore FROM %I', owner);
-    ELSE
-        EXECUTE pg_catalog.format('ALTER FUNCTION %s OWNER TO %I', fn, owner);
-    END IF;
+    PERFORM koldstore.hand_over(fn, owner);
     EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO CURRENT_USER, koldproxy_eval', fn);
 
     IF earliest THEN
@@ -224,20 +216,28 @@ BEGIN
         CROSS JOIN LATERAL pg_catalog.unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, ord)
         JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
         WHERE i.indrelid = rel AND i.indisprimary AND k.ord <= i.indnkeyatts;
+        -- The table's owner reads it: to plan a query is to compute constant parts of its indexes' expressions, which may be
+        -- code of users. Where row-level security would hide rows from the owner, it fails.
+        reader := 'reader_' || id;
+        EXECUTE pg_catalog.format('CREATE FUNCTION koldstore.%I() RETURNS TABLE (literal text, n bigint) LANGUAGE plpgsql STABLE SECURITY DEFINER
+            SET search_path = pg_catalog, pg_temp SET row_security = off AS %L', reader, pg_catalog.format(
+                'BEGIN RETURN QUERY SELECT pg_catalog.format(''%%s'', _ks_row), pg_catalog.row_number() OVER (ORDER BY %s) FROM ONLY %s AS _ks_row; END', key_order, source));
+        PERFORM koldstore.hand_over(pg_catalog.format('koldstore.%I()', reader), owner);
         SELECT greatest(c.watermark, koldstore.seq_at(pg_catalog.clock_timestamp())) INTO base FROM koldstore.checkpoint c;
         EXECUTE pg_catalog.format(
             'INSERT INTO %s (id, op, k, ts, doc)
              SELECT koldstore.event_id($1 + row_number() OVER (ORDER BY b.n, e.ord), $2), ''put'', %s, pg_catalog.now(), e.image
              FROM (SELECT s.n / 1000 AS n, pg_catalog.array_agg(s.literal ORDER BY s.n) AS literals
-                   FROM (SELECT pg_catalog.format(''%%s'', _ks_row) AS literal, row_number() OVER (ORDER BY %s) AS n FROM ONLY %s AS _ks_row) AS s
+                   FROM koldstore.%I() AS s
                    GROUP BY s.n / 1000) AS b
              CROSS JOIN LATERAL koldstore.eval_rows($3, b.literals, ARRAY[$4]) AS e
              WHERE e.matches[1]',
-            log, key_json, key_order, source)
+            log, key_json, reader)
             USING base, pg_catalog.pg_current_wal_insert_lsn(), (SELECT c.reltype FROM pg_catalog.pg_class c WHERE c.oid = rel), fn::regprocedure::oid;
         GET DIAGNOSTICS rows = ROW_COUNT;
         -- Code of users ran just now, and a search path that it set would find this function's operators.
         PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+        EXECUTE pg_catalog.format('DROP FUNCTION koldstore.%I()', reader);
     END IF;
 
     INSERT INTO koldstore.stream (stream_id, schema_name, name, table_oid, log_oid, predicate, predicate_fn, pre_image, retention, start_at, seed_max_seq, created_by)
@@ -487,7 +487,7 @@ BEGIN
     FOR f IN SELECT p.oid::regprocedure AS sig, p.prokind FROM pg_catalog.pg_proc p
              WHERE p.pronamespace = 'koldstore'::regnamespace
                AND (pg_catalog.starts_with(p.proname, 'do_')
-                    OR p.proname IN ('publish', 'unpublish', 'lock_writers_out', 'guard', 'managed', 'free_name', 'note_shape', 'enqueue_flush', 'flush_due'))
+                    OR p.proname IN ('publish', 'unpublish', 'lock_writers_out', 'guard', 'managed', 'free_name', 'note_shape', 'hand_over', 'enqueue_flush', 'flush_due'))
     LOOP
         EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f.sig);
     END LOOP;
