@@ -50,6 +50,10 @@ fmt-check: $(GOLANGCI)
 fuzz: ## run each fuzz target for FUZZTIME (default 4s)
 	@.ci/fuzz $(FUZZTIME)
 
+.PHONY: bench-proxy
+bench-proxy: setup build ## compare pgbench directly and through koldproxy in one run
+	@.ci/bench-proxy
+
 .PHONY: setup
 setup: ## install what the demo needs and lacks: PostgreSQL binaries, a C compiler, Go modules
 	@.ci/setup demo

@@ -2,6 +2,7 @@ package changefeed
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -83,6 +84,7 @@ type evaluated struct {
 
 const (
 	evalSQL  = `SELECT e.ord, e.image::pg_catalog.text, e.matches FROM koldstore.eval_rows($1, $2, $3) AS e`
+	matchSQL = `SELECT (e.matches)[1] FROM koldstore.eval_predicates(ARRAY[$1], ARRAY[$2]) AS e`
 	startSQL = `SELECT a.backend_start::pg_catalog.text FROM pg_catalog.pg_stat_activity a WHERE a.pid = pg_catalog.pg_backend_pid()`
 )
 
@@ -132,8 +134,9 @@ func (s *evalSession) rows(ctx context.Context, tx pgx.Tx, rowType uint32, liter
 }
 
 // matches asks a predicate about a row that cannot be shown as JSON.
-func (s *evalSession) matches(ctx context.Context, tx pgx.Tx, predicate, literal string) (yes bool, err error) {
-	err = s.run(ctx, tx, "SELECT "+predicate+"($1)", [][]byte{[]byte(literal)}, []uint32{pgtype.TextOID}, func(row [][]byte) error {
+func (s *evalSession) matches(ctx context.Context, tx pgx.Tx, predicate uint32, literal string) (yes bool, err error) {
+	oid := binary.BigEndian.AppendUint32(nil, predicate)
+	err = s.run(ctx, tx, matchSQL, [][]byte{[]byte(literal), oid}, []uint32{pgtype.TextOID, pgtype.OIDOID}, func(row [][]byte) error {
 		yes = string(row[0]) == "t"
 		return nil
 	})
@@ -152,7 +155,7 @@ func raised(err error) *pgconn.PgError {
 	return nil
 }
 
-// run executes one statement in a transaction of its own. Values come as text; args may be binary.
+// run executes one statement in a transaction of its own. Values come as text; args are binary.
 func (s *evalSession) run(ctx context.Context, tx pgx.Tx, sql string, args [][]byte, types []uint32, each func(row [][]byte) error) error {
 	if err := s.ready(ctx); err != nil {
 		return err
@@ -160,10 +163,7 @@ func (s *evalSession) run(ctx context.Context, tx pgx.Tx, sql string, args [][]b
 	s.statements++
 	bounded, cancel := context.WithTimeout(ctx, s.timeout+evalGrace)
 	defer cancel()
-	formats := []int16{pgtype.BinaryFormatCode}
-	if len(types) == 1 {
-		formats = nil // a text is the same in both
-	}
+	formats := []int16{pgtype.BinaryFormatCode} // of a text, the same as its text
 	var batch pgconn.Batch
 	batch.ExecParams("BEGIN READ ONLY", nil, nil, nil, nil)
 	batch.ExecParams(sql, args, types, formats, nil)

@@ -188,7 +188,7 @@ func (j *judge) askAlone(ctx context.Context, q *question, streams []int) error 
 		}
 		s := j.table.streams[i]
 		if pg != nil {
-			q.answer.matches[i], err = j.target.eval.matches(ctx, j.tx, s.predicate, q.literal)
+			q.answer.matches[i], err = j.target.eval.matches(ctx, j.tx, s.predicateOID, q.literal)
 		} else if answers, err = j.rows(ctx, []string{q.literal}, []int{i}); err == nil {
 			q.answer.take(answers[0], []int{i})
 		}

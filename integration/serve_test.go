@@ -44,7 +44,7 @@ func newService(t *testing.T, cluster *localpg.Cluster, superuser bool) *service
 	}
 	t.Cleanup(func() { // before the database is dropped
 		admin := s.admin(t)
-		for _, trigger := range []string{"koldproxy_drop", "koldproxy_ddl", "koldproxy_publication", "koldproxy_publication_drop"} {
+		for _, trigger := range []string{"koldproxy_drop", "koldproxy_ddl", "koldproxy_publication", "koldproxy_publication_drop", "koldproxy_function", "koldproxy_function_drop"} {
 			admin.exec("DROP EVENT TRIGGER IF EXISTS " + trigger)
 		}
 		admin.exec("DROP PUBLICATION IF EXISTS koldproxy; DROP SCHEMA IF EXISTS koldstore CASCADE")

@@ -125,6 +125,52 @@ func TestIndexesOfUsersHaveNoRights(t *testing.T) {
 	}
 }
 
+// Every way that was found to make koldproxy run somebody's code with its own rights.
+func TestNobodyBorrowsTheServiceRole(t *testing.T) {
+	t.Parallel()
+	su, as := installed(t)
+	m, _ := mallory(t, su, as)
+	me := value[string](t, m, `SELECT current_user`)
+	exec(t, m, fmt.Sprintf(`
+		CREATE FUNCTION mal.grab(text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $f$
+		BEGIN
+			IF (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN EXECUTE 'ALTER ROLE %[1]q SUPERUSER'; END IF;
+			IF current_user = 'koldproxy_eval' THEN ALTER FUNCTION koldstore.eval_rows(oid, text[], oid[]) SECURITY INVOKER; END IF;
+			RETURN true;
+		END $f$;
+		CREATE DOMAIN mal.d AS int CHECK (mal.grab('domain'));
+		CREATE TYPE mal.pair AS (a mal.d, b int);
+		CREATE TYPE mal.rng AS RANGE (SUBTYPE = mal.d);
+		CREATE TYPE mal.mood AS ENUM ('sad', 'glad');
+		CREATE TABLE mal.arr (id int PRIMARY KEY, a mal.d[], r mal.rng, c mal.pair, e mal.mood, es mal.mood[]);
+		CREATE TABLE mal.t (id int PRIMARY KEY, a mal.d);
+		INSERT INTO mal.t VALUES (1, 1);
+		CREATE FUNCTION mal.evil() RETURNS text LANGUAGE plpgsql AS $f$ BEGIN PERFORM mal.grab('view'); RETURN 'x'; END $f$;
+		CREATE VIEW mal.v AS SELECT mal.evil() AS id, now() - interval '1 year' AS ts`, me))
+	// A record that names another relation as a log.
+	refused(t, m, "42883", "does not exist", `SELECT koldstore.expired(s) FROM (SELECT jsonb_populate_record(NULL::koldstore.stream,
+		jsonb_build_object('log_oid', 'mal.v'::regclass::oid::bigint, 'retention', '1 second')) AS s) x`)
+	// Constants whose input functions run checks.
+	for _, predicate := range []string{`a = '{1,2}'::mal.d[]`, `r @> '[3,4]'::mal.rng`, `c = '(7,1)'::mal.pair`} {
+		refused(t, m, "0A000", "domain", `CALL koldstore.create_stream('mal', 'x', 'mal', 'arr', $1)`, predicate)
+	}
+	exec(t, m, `CALL koldstore.create_stream('mal', 'fine', 'mal', 'arr', $1)`, `e IN ('sad', 'glad') AND es = '{sad}'::mal.mood[] AND id = ANY ('{1,2}')`)
+	// What belongs to others in koldproxy's schema stays as it is.
+	fn := value[string](t, su, `SELECT predicate_fn::regprocedure::text FROM koldstore.stream WHERE name = 'fine'`)
+	for _, sql := range []string{`ALTER FUNCTION %s SECURITY INVOKER`, `ALTER FUNCTION %s SET search_path = mal`, `ALTER ROUTINE %s RENAME TO other`, `DROP FUNCTION %s`} {
+		refused(t, m, "42501", "", fmt.Sprintf(sql, fn))
+	}
+	// A backfill runs checks as a role that owns eval_rows, in a transaction that only reads.
+	refused(t, m, "25006", "read-only", `CALL koldstore.create_stream('mal', 's', 'mal', 't', 'id > 0', options => '{"start": "earliest"}')`)
+	exec(t, su, `DROP TABLE mal.arr CASCADE`)
+	if !value[bool](t, su, `SELECT bool_and(prosecdef) FROM pg_proc WHERE pronamespace = 'koldstore'::regnamespace AND proname ~ '^(eval|predicate)_'`) {
+		t.Error("a function of koldproxy's runs with its caller's rights now")
+	}
+	if value[bool](t, su, `SELECT rolsuper FROM pg_roles WHERE rolname = $1`, me) {
+		t.Error("mallory is a superuser")
+	}
+}
+
 // What PostgreSQL would refuse the application because its table is published is noticed when the table is altered.
 func TestAlteringATableNeverHurtsItsWriters(t *testing.T) {
 	t.Parallel()

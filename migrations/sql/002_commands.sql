@@ -374,6 +374,16 @@ BEGIN
         USING literals;
 END $$;
 
+-- eval_predicates judges rows that cannot be shown as JSON.
+CREATE FUNCTION koldstore.eval_predicates(literals text[], predicates oid[]) RETURNS TABLE (ord bigint, matches boolean[])
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN QUERY EXECUTE pg_catalog.format('SELECT l.ord, ARRAY[%s]::boolean[] FROM pg_catalog.unnest($1) WITH ORDINALITY AS l(literal, ord)',
+        (SELECT pg_catalog.string_agg(pg_catalog.format('%s(l.literal)', p.fn::regproc), ', ' ORDER BY p.ord)
+         FROM pg_catalog.unnest(predicates) WITH ORDINALITY AS p(fn, ord)))
+        USING literals;
+END $$;
+
 DO $$
 BEGIN
     BEGIN
@@ -390,9 +400,10 @@ BEGIN
         RAISE EXCEPTION '% needs to be a member of the role koldproxy_eval, and may not see to it itself', current_user USING ERRCODE = '42501',
             HINT = pg_catalog.format('Have an administrator run: CREATE ROLE koldproxy_eval NOLOGIN (if it does not exist); GRANT koldproxy_eval TO %I;', current_user);
     END;
-    REVOKE ALL ON FUNCTION koldstore.eval_rows(oid, text[], oid[]) FROM PUBLIC;
+    REVOKE ALL ON FUNCTION koldstore.eval_rows(oid, text[], oid[]), koldstore.eval_predicates(text[], oid[]) FROM PUBLIC;
     PERFORM koldstore.hand_over('koldstore.eval_rows(oid, text[], oid[])', 'koldproxy_eval');
-    EXECUTE pg_catalog.format('SET LOCAL ROLE koldproxy_eval; GRANT EXECUTE ON FUNCTION koldstore.eval_rows(oid, text[], oid[]) TO %I; SET LOCAL ROLE NONE', current_user);
+    PERFORM koldstore.hand_over('koldstore.eval_predicates(text[], oid[])', 'koldproxy_eval');
+    EXECUTE pg_catalog.format('SET LOCAL ROLE koldproxy_eval; GRANT EXECUTE ON FUNCTION koldstore.eval_rows(oid, text[], oid[]), koldstore.eval_predicates(text[], oid[]) TO %I; SET LOCAL ROLE NONE', current_user);
 END $$;
 
 ---- create above / drop below ----
@@ -409,7 +420,7 @@ BEGIN
 END $$;
 DROP TRIGGER a_requester ON koldstore.command;
 DROP TRIGGER b_execute ON koldstore.command;
-DROP FUNCTION koldstore.eval_rows, koldstore.hand_over, koldstore.is_member, koldstore.guard, koldstore.readers_of, koldstore.refuse_write, koldstore.command_execute, koldstore.command_requester, koldstore.unpublish,
+DROP FUNCTION koldstore.eval_predicates, koldstore.eval_rows, koldstore.hand_over, koldstore.is_member, koldstore.guard, koldstore.readers_of, koldstore.refuse_write, koldstore.command_execute, koldstore.command_requester, koldstore.unpublish,
     koldstore.publish, koldstore.is_published, koldstore.note_shape, koldstore.shape_of, koldstore.lock_writers_out, koldstore.check_table, koldstore.is_owner, koldstore.koldstore_version,
     koldstore.name_of, koldstore.key_may_be_null, koldstore.snowflake_id, koldstore.seq_at, koldstore.event_id, koldstore.may_read, koldstore.assert_readable;
 DROP SEQUENCE koldstore.snowflake_counter;

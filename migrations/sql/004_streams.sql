@@ -140,7 +140,12 @@ DECLARE
     key_json   text;
     key_order  text;
     reader     text;
+    odd        text;
+    literals   text[];
+    images     jsonb[];
+    judged_all boolean;
     base       bigint;
+    lsn        pg_lsn;
     rows       bigint := 0;
 BEGIN
     PERFORM koldstore.check_table(requester, rel);
@@ -174,6 +179,26 @@ BEGIN
         RAISE EXCEPTION 'create a stream with CREATE STREAM' USING ERRCODE = '55000';
     ELSIF used IS NULL THEN
         used := '1 AS "?"';
+    END IF;
+
+    -- The text is parsed once more below, by koldproxy, and to parse a constant is to run its type's input function: for an
+    -- array, range or row of domains that runs their checks, which are code of users.
+    WITH RECURSIVE part(type, inside) AS (
+        SELECT d.refobjid, false FROM pg_catalog.pg_depend d
+        WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = probe AND d.refclassid = 'pg_catalog.pg_type'::regclass
+        UNION
+        SELECT n.type, p.inside OR t.typtype <> 'd'
+        FROM part p JOIN pg_catalog.pg_type t ON t.oid = p.type
+        CROSS JOIN LATERAL (
+            SELECT t.typbasetype WHERE t.typtype = 'd'
+            UNION ALL SELECT t.typelem WHERE t.typelem <> 0
+            UNION ALL SELECT g.rngsubtype FROM pg_catalog.pg_range g WHERE t.oid IN (g.rngtypid, g.rngmultitypid)
+            UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0 AND NOT a.attisdropped
+        ) AS n(type))
+    SELECT pg_catalog.format_type(p.type, NULL) INTO odd FROM part p JOIN pg_catalog.pg_type t ON t.oid = p.type WHERE p.inside AND t.typtype = 'd' LIMIT 1;
+    IF odd IS NOT NULL THEN
+        RAISE EXCEPTION 'the predicate uses an array, range or row that holds values of the domain %', odd USING ERRCODE = '0A000',
+            HINT = 'Compare with values of the domain''s base type.';
     END IF;
 
     PERFORM koldstore.publish(rel);
@@ -224,18 +249,30 @@ BEGIN
                 'BEGIN RETURN QUERY SELECT pg_catalog.format(''%%s'', _ks_row), pg_catalog.row_number() OVER (ORDER BY %s) FROM ONLY %s AS _ks_row; END', key_order, source));
         PERFORM koldstore.hand_over(pg_catalog.format('koldstore.%I()', reader), owner);
         SELECT greatest(c.watermark, koldstore.seq_at(pg_catalog.clock_timestamp())) INTO base FROM koldstore.checkpoint c;
-        EXECUTE pg_catalog.format(
-            'INSERT INTO %s (id, op, k, ts, doc)
-             SELECT koldstore.event_id($1 + row_number() OVER (ORDER BY b.n, e.ord), $2), ''put'', %s, pg_catalog.now(), e.image
-             FROM (SELECT s.n / 1000 AS n, pg_catalog.array_agg(s.literal ORDER BY s.n) AS literals
-                   FROM koldstore.%I() AS s
-                   GROUP BY s.n / 1000) AS b
-             CROSS JOIN LATERAL koldstore.eval_rows($3, b.literals, ARRAY[$4]) AS e
-             WHERE e.matches[1]',
-            log, key_json, reader)
-            USING base, pg_catalog.pg_current_wal_insert_lsn(), (SELECT c.reltype FROM pg_catalog.pg_class c WHERE c.oid = rel), fn::regprocedure::oid;
-        GET DIAGNOSTICS rows = ROW_COUNT;
-        -- Code of users ran just now, and a search path that it set would find this function's operators.
+        lsn := pg_catalog.pg_current_wal_insert_lsn();
+        FOR literals IN EXECUTE pg_catalog.format(
+            'SELECT pg_catalog.array_agg(s.literal ORDER BY s.n) FROM koldstore.%I() AS s GROUP BY (s.n - 1) / 1000 ORDER BY (s.n - 1) / 1000', reader)
+        LOOP
+            -- Code of users runs here. It finds a transaction that can only read, and what it leaves in the session is undone.
+            judged_all := false;
+            BEGIN
+                PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('transaction_read_only', 'on', true);
+                SELECT pg_catalog.array_agg(e.image ORDER BY e.ord) FILTER (WHERE e.matches[1]) INTO images
+                FROM koldstore.eval_rows((SELECT c.reltype FROM pg_catalog.pg_class c WHERE c.oid = rel), literals, ARRAY[fn::regprocedure::oid]) AS e;
+                judged_all := true;
+                RAISE EXCEPTION USING ERRCODE = 'KS000', MESSAGE = 'undo';
+            EXCEPTION WHEN SQLSTATE 'KS000' THEN
+                IF NOT judged_all THEN
+                    RAISE;
+                END IF;
+            END;
+            PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+            EXECUTE pg_catalog.format(
+                'INSERT INTO %s (id, op, k, ts, doc)
+                 SELECT koldstore.event_id($1 + e.ord, $2), ''put'', %s, pg_catalog.now(), e.image FROM pg_catalog.unnest($3) WITH ORDINALITY AS e(image, ord)',
+                log, key_json) USING base + rows, lsn, images;
+            rows := rows + coalesce(pg_catalog.cardinality(images), 0);
+        END LOOP;
         PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
         EXECUTE pg_catalog.format('DROP FUNCTION koldstore.%I()', reader);
     END IF;
@@ -305,14 +342,16 @@ BEGIN ATOMIC
 END;
 
 -- expired is the last event of a log that retention hides already, whether or not the sweep has removed it.
-CREATE FUNCTION koldstore.expired(stream koldstore.stream) RETURNS text
+CREATE FUNCTION koldstore.expired(stream bigint) RETURNS text
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    s  koldstore.stream;
     id text;
 BEGIN
-    IF stream.retention IS NOT NULL THEN
-        EXECUTE format('SELECT max(id) FROM %1$s WHERE ts <= $1 AND id < coalesce((SELECT id FROM %1$s WHERE ts > $1 ORDER BY id LIMIT 1), ''~'')', stream.log_oid::regclass)
-            INTO id USING statement_timestamp() - stream.retention;
+    SELECT * INTO s FROM koldstore.stream t WHERE t.stream_id = stream;
+    IF s.retention IS NOT NULL THEN
+        EXECUTE format('SELECT max(id) FROM %1$s WHERE ts <= $1 AND id < coalesce((SELECT id FROM %1$s WHERE ts > $1 ORDER BY id LIMIT 1), ''~'')', s.log_oid::regclass)
+            INTO id USING statement_timestamp() - s.retention;
     END IF;
     RETURN id;
 END $$;
@@ -327,7 +366,7 @@ DECLARE
 BEGIN
     part[pg_catalog.array_length(part, 1)] := '_stream_' || part[pg_catalog.array_length(part, 1)];
     log := pg_catalog.to_regclass((SELECT pg_catalog.string_agg(pg_catalog.quote_ident(p), '.') FROM pg_catalog.unnest(part) AS p));
-    SELECT greatest(s.floor, koldstore.expired(s)) INTO found_floor FROM koldstore.stream s WHERE s.log_oid = log;
+    SELECT greatest(s.floor, koldstore.expired(s.stream_id)) INTO found_floor FROM koldstore.stream s WHERE s.log_oid = log;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'stream "%" does not exist', stream_floor.name USING ERRCODE = '42704';
     END IF;
@@ -407,6 +446,27 @@ BEGIN
     END IF;
 END $$;
 
+-- refuse_function_ddl keeps the functions of this schema as they are. Some belong to others (predicates to the owners of
+-- tables, eval_rows to a role that code of users runs as), and an owner could turn SECURITY DEFINER off.
+CREATE FUNCTION koldstore.refuse_function_ddl() RETURNS event_trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    hit boolean;
+BEGIN
+    IF current_user = (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace n WHERE n.nspname = 'koldstore') THEN
+        RETURN;
+    END IF;
+    IF TG_EVENT = 'sql_drop' THEN
+        -- The predicate goes with what it depends on; on its own it does not.
+        SELECT EXISTS (SELECT FROM pg_event_trigger_dropped_objects() d WHERE d.classid = 'pg_proc'::regclass AND d.schema_name = 'koldstore' AND d.original) INTO hit;
+    ELSE
+        SELECT EXISTS (SELECT FROM pg_event_trigger_ddl_commands() d WHERE d.classid = 'pg_proc'::regclass AND d.schema_name = 'koldstore') INTO hit;
+    END IF;
+    IF hit THEN
+        RAISE EXCEPTION 'functions of schema koldstore belong to koldproxy' USING ERRCODE = '42501';
+    END IF;
+END $$;
+
 CREATE FUNCTION koldstore.is_log(rel oid) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM koldstore.stream s WHERE s.log_oid = rel)
@@ -472,6 +532,12 @@ BEGIN
             EXECUTE FUNCTION koldstore.refuse_publication_ddl();
         CREATE EVENT TRIGGER koldproxy_publication_drop ON sql_drop WHEN TAG IN ('ALTER PUBLICATION', 'DROP PUBLICATION', 'DROP OWNED')
             EXECUTE FUNCTION koldstore.refuse_publication_ddl();
+        CREATE EVENT TRIGGER koldproxy_function ON ddl_command_end
+            WHEN TAG IN ('CREATE FUNCTION', 'CREATE PROCEDURE', 'ALTER FUNCTION', 'ALTER PROCEDURE', 'ALTER ROUTINE')
+            EXECUTE FUNCTION koldstore.refuse_function_ddl();
+        CREATE EVENT TRIGGER koldproxy_function_drop ON sql_drop EXECUTE FUNCTION koldstore.refuse_function_ddl();
+        ALTER EVENT TRIGGER koldproxy_function ENABLE ALWAYS;
+        ALTER EVENT TRIGGER koldproxy_function_drop ENABLE ALWAYS;
         ALTER EVENT TRIGGER koldproxy_publication ENABLE ALWAYS;
         ALTER EVENT TRIGGER koldproxy_publication_drop ENABLE ALWAYS;
         ALTER EVENT TRIGGER koldproxy_drop ENABLE ALWAYS; -- also under session_replication_role = replica
@@ -497,6 +563,8 @@ END $$;
 
 DROP EVENT TRIGGER IF EXISTS koldproxy_drop;
 DROP EVENT TRIGGER IF EXISTS koldproxy_ddl;
+DROP EVENT TRIGGER IF EXISTS koldproxy_function;
+DROP EVENT TRIGGER IF EXISTS koldproxy_function_drop;
 DROP EVENT TRIGGER IF EXISTS koldproxy_publication;
 DROP EVENT TRIGGER IF EXISTS koldproxy_publication_drop;
 DO $$
@@ -507,7 +575,7 @@ BEGIN
         PERFORM koldstore.do_drop_stream(current_user, pg_catalog.jsonb_build_object('schema', s.schema_name, 'name', s.name));
     END LOOP;
 END $$;
-DROP FUNCTION koldstore.refuse_publication_ddl, koldstore.note_altered, koldstore.expired, koldstore.note_dropped, koldstore.is_log, koldstore.refuse_ddl, koldstore.stream_floor, koldstore.show_streams,
+DROP FUNCTION koldstore.refuse_function_ddl, koldstore.refuse_publication_ddl, koldstore.note_altered, koldstore.expired, koldstore.note_dropped, koldstore.is_log, koldstore.refuse_ddl, koldstore.stream_floor, koldstore.show_streams,
     koldstore.do_drop_stream, koldstore.do_create_stream, koldstore.check_stream_options, koldstore.retained, koldstore.parse_retention,
     koldstore.schema_of_stream, koldstore.stream_exists;
 DROP PROCEDURE koldstore.drop_stream, koldstore.create_stream;
