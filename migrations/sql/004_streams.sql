@@ -286,17 +286,27 @@ BEGIN
     RETURN pg_catalog.jsonb_build_object('stream_id', id, 'log', log, 'backfilled', rows);
 END $$;
 
-CREATE PROCEDURE koldstore.drop_stream(stream_schema text, stream_name text, if_exists boolean DEFAULT false)
+-- find_stream is schema_of_stream for statements: no such stream is an error, or with if_exists a notice and NULL.
+CREATE FUNCTION koldstore.find_stream(stream_schema text, stream_name text, if_exists boolean) RETURNS name
 LANGUAGE plpgsql AS $$
 DECLARE
     schema name := koldstore.schema_of_stream(stream_schema, stream_name);
 BEGIN
-    IF schema IS NULL THEN
-        IF if_exists THEN
-            RAISE NOTICE 'stream "%" does not exist, skipping', stream_name;
-            RETURN;
-        END IF;
+    IF schema IS NULL AND if_exists THEN
+        RAISE NOTICE 'stream "%" does not exist, skipping', stream_name;
+    ELSIF schema IS NULL THEN
         RAISE EXCEPTION 'stream "%" does not exist', stream_name USING ERRCODE = '42704';
+    END IF;
+    RETURN schema;
+END $$;
+
+CREATE PROCEDURE koldstore.drop_stream(stream_schema text, stream_name text, if_exists boolean DEFAULT false)
+LANGUAGE plpgsql AS $$
+DECLARE
+    schema name := koldstore.find_stream(stream_schema, stream_name, if_exists);
+BEGIN
+    IF schema IS NULL THEN
+        RETURN;
     END IF;
     INSERT INTO koldstore.command (verb, args) VALUES ('drop_stream', pg_catalog.jsonb_build_object('schema', schema, 'name', stream_name));
 END $$;
@@ -373,13 +383,20 @@ BEGIN
     RETURN found_floor;
 END $$;
 
+-- is_service_role says whether the current role is koldproxy's own, which owns this schema.
+CREATE FUNCTION koldstore.is_service_role() RETURNS boolean
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT current_user = pg_catalog.pg_get_userbyid(n.nspowner) FROM pg_catalog.pg_namespace n WHERE n.nspname = 'koldstore';
+END;
+
 -- Dropping or altering a log by hand is refused, and a stream whose table or predicate is dropped underneath it is marked
 -- broken. Event triggers need a superuser: without one, ownership alone protects logs (docs/guarantees.md).
 CREATE FUNCTION koldstore.refuse_ddl() RETURNS event_trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     hit  text;
-    self boolean := current_user = (SELECT pg_catalog.pg_get_userbyid(n.nspowner) FROM pg_catalog.pg_namespace n WHERE n.nspname = 'koldstore');
+    self boolean := koldstore.is_service_role();
 BEGIN
     IF self THEN
         NULL; -- koldproxy itself may
@@ -427,7 +444,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     hit boolean;
 BEGIN
-    IF current_user = (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace n WHERE n.nspname = 'koldstore') THEN
+    IF koldstore.is_service_role() THEN
         RETURN;
     END IF;
     IF TG_EVENT = 'sql_drop' THEN
@@ -453,7 +470,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     hit boolean;
 BEGIN
-    IF current_user = (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace n WHERE n.nspname = 'koldstore') THEN
+    IF koldstore.is_service_role() THEN
         RETURN;
     END IF;
     IF TG_EVENT = 'sql_drop' THEN
@@ -575,7 +592,7 @@ BEGIN
         PERFORM koldstore.do_drop_stream(current_user, pg_catalog.jsonb_build_object('schema', s.schema_name, 'name', s.name));
     END LOOP;
 END $$;
-DROP FUNCTION koldstore.refuse_function_ddl, koldstore.refuse_publication_ddl, koldstore.note_altered, koldstore.expired, koldstore.note_dropped, koldstore.is_log, koldstore.refuse_ddl, koldstore.stream_floor, koldstore.show_streams,
+DROP FUNCTION koldstore.find_stream, koldstore.refuse_function_ddl, koldstore.refuse_publication_ddl, koldstore.note_altered, koldstore.expired, koldstore.note_dropped, koldstore.is_log, koldstore.refuse_ddl, koldstore.is_service_role, koldstore.stream_floor, koldstore.show_streams,
     koldstore.do_drop_stream, koldstore.do_create_stream, koldstore.check_stream_options, koldstore.retained, koldstore.parse_retention,
     koldstore.schema_of_stream, koldstore.stream_exists;
 DROP PROCEDURE koldstore.drop_stream, koldstore.create_stream;

@@ -4,14 +4,10 @@
 CREATE PROCEDURE koldstore.alter_stream(stream_schema text, stream_name text, options jsonb, if_exists boolean DEFAULT false)
 LANGUAGE plpgsql AS $$
 DECLARE
-    schema name := koldstore.schema_of_stream(stream_schema, stream_name);
+    schema name := koldstore.find_stream(stream_schema, stream_name, if_exists);
 BEGIN
     IF schema IS NULL THEN
-        IF if_exists THEN
-            RAISE NOTICE 'stream "%" does not exist, skipping', stream_name;
-            RETURN;
-        END IF;
-        RAISE EXCEPTION 'stream "%" does not exist', stream_name USING ERRCODE = '42704';
+        RETURN;
     END IF;
     INSERT INTO koldstore.command (verb, args)
     VALUES ('alter_stream', pg_catalog.jsonb_build_object('schema', schema, 'name', stream_name, 'options', options));
