@@ -41,7 +41,7 @@ var architecture = map[string]rule{
 	"proxy": {
 		allowed: []string{
 			module, module + "/rewrite", "github.com/jackc/pgx/v5/pgproto3", "github.com/rs/zerolog",
-			"github.com/prometheus/client_golang", "golang.org/x/sync",
+			"github.com/prometheus/client_golang", "golang.org/x/sync", "golang.org/x/sys", "github.com/pires/go-proxyproto",
 		},
 		why: "the wire; cold pages and fences reach it through interfaces that it declares",
 	},
@@ -77,6 +77,13 @@ var architecture = map[string]rule{
 		},
 		why: "segments, manifest and object stores; knows no SQL proxy and no feed",
 	},
+	"coldstore/cloud": {
+		allowed: []string{
+			module + "/coldstore", "gocloud.dev", "cloud.google.com/go/storage", "google.golang.org/api", "github.com/aws/aws-sdk-go-v2",
+			"github.com/Azure/azure-sdk-for-go",
+		},
+		why: "the only importer of the clouds' libraries; a store that uses none does without",
+	},
 	"coldstore/storetest": {
 		allowed: []string{module + "/coldstore"},
 		why:     "conformance and fault injection for object stores, in a package of its own as testing/fstest is",
@@ -92,6 +99,10 @@ var architecture = map[string]rule{
 	"internal/localpg": {
 		allowed: []string{"github.com/jackc/pgx/v5", "go.uber.org/goleak"},
 		why:     "private clusters for the demo and for tests; must be usable by every package's tests",
+	},
+	"statuspage": {
+		allowed: []string{"github.com/jackc/pgx/v5", "github.com/rs/zerolog", "golang.org/x/sync"},
+		why:     "what a person sees at the HTTP port; reads the catalog and is told of live subscribers by a function",
 	},
 	"cmd/koldproxy": {
 		allowed: []string{

@@ -74,7 +74,8 @@ func OpenBucket(rawURL string) (Bucket, error) {
 // maxKeyLen bounds a key in bytes; the store's own keys are much shorter.
 const maxKeyLen = 512
 
-func checkKey(key string) error {
+// CheckKey says what is wrong with an object key, for those who implement [Bucket].
+func CheckKey(key string) error {
 	if key == "" || len(key) > maxKeyLen {
 		return fmt.Errorf("object key %q: want 1 to %d bytes", key, maxKeyLen)
 	}

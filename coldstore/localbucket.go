@@ -60,7 +60,7 @@ func (b *LocalBucket) root(ctx context.Context, op, key string) (*os.Root, error
 
 // PutIfAbsent implements [Bucket].
 func (b *LocalBucket) PutIfAbsent(ctx context.Context, key string, r io.Reader, size int64) (err error) {
-	if err := checkKey(key); err != nil {
+	if err := CheckKey(key); err != nil {
 		return err
 	}
 	root, err := b.root(ctx, "put", key)
@@ -137,7 +137,7 @@ func syncFolder(root *os.Root, folder string) error {
 
 // open opens an object for reading and describes it.
 func (b *LocalBucket) open(ctx context.Context, op, key string) (*os.File, ObjectInfo, error) {
-	if err := checkKey(key); err != nil {
+	if err := CheckKey(key); err != nil {
 		return nil, ObjectInfo{}, err
 	}
 	root, err := b.root(ctx, op, key)
@@ -256,7 +256,7 @@ func (b *LocalBucket) List(ctx context.Context, prefix string) ([]ObjectInfo, er
 
 // Delete implements [Bucket].
 func (b *LocalBucket) Delete(ctx context.Context, key string) error {
-	if err := checkKey(key); err != nil {
+	if err := CheckKey(key); err != nil {
 		return err
 	}
 	root, err := b.root(ctx, "delete", key)
