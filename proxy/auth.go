@@ -42,11 +42,20 @@ func (s *session) refuse(e *koldproxy.Error) error {
 	return errRefused
 }
 
+// refusedBecause is refuse for reasons that are counted.
+func (s *session) refusedBecause(reason string, e *koldproxy.Error) error {
+	s.server.metrics.refused.WithLabelValues(reason).Inc()
+	s.log.Warn().Err(e).Str("reason", reason).Msg("session refused")
+	return s.refuse(e)
+}
+
 // authenticate passes messages on one by one until the server is ready for queries. The client gets a turn only when the
 // server asks, so that it cannot send anything ahead of being let in. The messages are not changed, but for what channel
 // binding needs (binding.go): the server authenticates the client, and koldproxy learns no more than it has to relay.
 // Only with auth = "scram" does it answer the server's request for SCRAM itself (terminate.go).
 func (s *session) authenticate(ctx context.Context) error {
+	asked := false // the server has asked the client for something
+	var state ServerState
 	for {
 		message, err := next(s.back, maxAuthentication, s.back.more(maxAuthentication))
 		if err != nil {
@@ -57,11 +66,22 @@ func (s *session) authenticate(ctx context.Context) error {
 			s.keepKey(body) // before the client has it: it may cancel at once
 		}
 		s.tracker.received(typ, body)
-		if typ == msgAuth && authKind(body) != authOK {
+		switch {
+		case typ == msgAuth && authKind(body) != authOK:
+			asked = true
 			if err := s.prove(ctx, message); err != nil {
 				return err
 			}
 			continue
+		case typ == msgAuth && !asked:
+			if refusal := s.peerRefusal(); refusal != nil {
+				return s.refusedBecause("peer", refusal)
+			}
+		case typ == msgParameterStatus:
+			state.note(body)
+		case typ == msgReady && !s.target.accepts(state): // it was another one a moment ago
+			s.server.states.forget(s.tried)
+			return s.refusedBecause("session_attrs", s.wrongState())
 		}
 		if err := s.toClient(message); err != nil {
 			return err

@@ -4,10 +4,9 @@ import (
 	"context"
 	"crypto/subtle"
 	"encoding/binary"
+	"errors"
 	"io"
-	"net"
 	"sync"
-	"time"
 )
 
 // Limits of a cancel key in BackendKeyData: four bytes up to protocol 3.0, up to 256 since 3.2.
@@ -83,34 +82,63 @@ func cancelRequest(process [4]byte, key []byte) []byte {
 	return append(append(request, process[:]...), key...)
 }
 
+// waitingCancels is how many cancel requests may wait or be under way for each one that may be under way.
+const waitingCancels = 16
+
+// errTooManyCancels means that a cancel request was dropped.
+var errTooManyCancels = errors.New("too many cancel requests at a time")
+
 // cancel handles a cancel request. It returns, and the caller closes the client's connection, only after the server has
 // closed its side: by then the request has been carried out, so that it cannot hit the client's next query.
-func (s *Server) cancel(ctx context.Context, client net.Conn, packet startupPacket) error {
+func (s *Server) cancel(ctx context.Context, packet startupPacket) error {
 	s.metrics.cancels.Inc()
 	target := s.keys.find(packet.raw[minStartup:])
-	if target == nil && !s.cfg.ForwardUnknownCancels {
+	if target == nil && !s.current().ForwardUnknownCancels {
+		s.metrics.refused.WithLabelValues("cancel_key").Inc()
 		return nil
 	}
+	select {
+	case s.waiting <- struct{}{}:
+		defer func() { <-s.waiting }()
+	default:
+		return errTooManyCancels
+	}
+	ctx, stop := context.WithTimeout(ctx, s.current().CancelTimeout)
+	defer stop()
 	select {
 	case s.cancels <- struct{}{}:
 		defer func() { <-s.cancels }()
 	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(s.cfg.HandshakeTimeout):
-		return context.DeadlineExceeded
+		return errTooManyCancels
 	}
 	if target != nil {
 		target.cancelDemand()
+		return s.sendCancel(ctx, target.set, target.endpoint, packet.raw)
 	}
-	return s.sendCancel(ctx, packet.raw)
+	var errs []error
+	for _, e := range s.current().endpoints { // a server that does not know the key says nothing
+		errs = append(errs, s.sendCancel(ctx, s.current(), e, packet.raw))
+	}
+	return errors.Join(errs...)
 }
 
-// sendCancel sends a cancel request to the server, encrypted like a session, and waits until the server closes the
+// cancelFailed notes why a cancel request was not carried out.
+func (s *Server) cancelFailed(err error) {
+	if errors.Is(err, errTooManyCancels) {
+		s.metrics.refused.WithLabelValues("cancels").Inc()
+	}
+	if f, ok := errors.AsType[*failure](err); ok {
+		s.metrics.errors.WithLabelValues(string(f.side), f.direction).Inc()
+	}
+	s.log.Warn().Err(err).Msg("cannot forward a cancel request")
+}
+
+// sendCancel sends a cancel request to a server, encrypted like a session, and waits until the server closes the
 // connection.
-func (s *Server) sendCancel(ctx context.Context, request []byte) error {
-	ctx, stop := context.WithTimeout(ctx, s.cfg.CancelTimeout)
+func (s *Server) sendCancel(ctx context.Context, set *settings, e endpoint, request []byte) error {
+	ctx, stop := context.WithTimeout(ctx, set.CancelTimeout)
 	defer stop()
-	conn, err := s.dial(ctx)
+	conn, err := s.dial(ctx, set, e)
 	if err != nil {
 		return err
 	}

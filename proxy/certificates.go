@@ -27,13 +27,13 @@ type material struct {
 // certificates holds the TLS material of a Server and reads it again when its files change. Connections that exist are not
 // touched. Its methods may be called concurrently.
 type certificates struct {
-	cfg   Config
 	log   zerolog.Logger
 	value atomic.Pointer[material]
 
 	mu      sync.Mutex // guards the fields below
-	stamp   string     // of the files as they were when they were last read
-	failed  string     // the error that has been logged
+	cfg     Config
+	stamp   string // of the files as they were when they were last read
+	failed  string // the error that has been logged
 	checked time.Time
 }
 
@@ -61,12 +61,19 @@ func (c *certificates) current() *material {
 	return c.value.Load()
 }
 
-// reload reads the files now. After an error, which is logged too, the old material stays in use.
-func (c *certificates) reload() error {
+// reload reads the files that a configuration names, now. After an error, which is logged too, the old material and the old
+// configuration stay in use.
+func (c *certificates) reload(cfg Config) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.failed = "" // asked for, so it is said again
-	return c.read(c.cfg.tlsStamp())
+	old := c.cfg
+	c.cfg = cfg
+	err := c.read(cfg.tlsStamp())
+	if err != nil {
+		c.cfg = old
+	}
+	return err
 }
 
 // read reads the files; the caller holds mu. The stamp is taken before, so that a change while reading is seen next time.
@@ -190,7 +197,3 @@ func loadCA(path string) (*x509.CertPool, error) {
 	}
 	return pool, nil
 }
-
-// Reload reads the TLS files again, as a new connection does on its own when they have changed. After an error the old
-// ones stay in use. Connections that exist are not touched.
-func (s *Server) Reload() error { return s.certs.reload() }

@@ -3,7 +3,6 @@ package proxy
 import (
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"time"
@@ -59,8 +58,16 @@ const (
 
 // Config is what the operator can say about the proxy. Start from [DefaultConfig].
 type Config struct {
-	// Upstream is the PostgreSQL server: host:port, or unix:/path/.s.PGSQL.5432.
+	// Upstream is the PostgreSQL server: host:port, or unix:/path/.s.PGSQL.5432; or several separated by commas, which are
+	// tried one after the other.
 	Upstream string
+	// TargetSessionAttrs says what kind of server sessions may go to; anything but "any" needs Deps.Prober.
+	TargetSessionAttrs SessionAttrs
+	// LoadBalanceHosts is the order in which several servers are tried.
+	LoadBalanceHosts LoadBalance
+	// AllowPeer lets clients in whom a server on a Unix socket asks for no proof of who they are. It judges koldproxy
+	// instead (peer in pg_hba.conf) or nobody (trust). Clients whose certificate has been verified in full need no permission.
+	AllowPeer bool
 	// ServerTLS is the TLS mode of connections to the server, those for cancel requests included. A Unix socket has no TLS.
 	ServerTLS ServerTLSMode
 	// ServerTLSNegotiation is how TLS with the server begins; "direct" needs ServerTLS "require" or stronger.
@@ -92,9 +99,14 @@ type Config struct {
 
 	// MaxConnections bounds the sessions; one more client gets 53300.
 	MaxConnections int
-	// MaxHandshakes bounds the clients that have connected but have no session yet; one more is closed without a word.
+	// MaxConnectionsPerAddress bounds the sessions of one address (IPv6: of one network of 64 bits), those of Unix sockets
+	// excepted; one more gets 53300. Zero means no limit.
+	MaxConnectionsPerAddress int
+	// MaxHandshakes bounds the clients that have connected but not said what they want. One more takes the place of the one
+	// that has been silent for the longest time, which is closed without a word.
 	MaxHandshakes int
-	// MaxCancels bounds the cancel requests that are being forwarded; one more waits, for HandshakeTimeout at most.
+	// MaxCancels bounds the cancel requests that are being forwarded; one more waits, for CancelTimeout at most. Sixteen times
+	// as many may wait; those beyond are dropped.
 	MaxCancels int
 	// ForwardUnknownCancels also forwards cancel requests whose key belongs to no session of this server, as is needed
 	// where several koldproxys share one address.
@@ -112,6 +124,12 @@ type Config struct {
 	// three of them with silence is gone. It also bounds how long sent data may stay unacknowledged. Zero turns both off.
 	KeepAlive time.Duration
 
+	// ProxyProtocolFrom are the networks (CIDR notation, single addresses, "unix") whose connections begin with a header of
+	// the PROXY protocol, version 1 or 2, that says who the client is. Connections from elsewhere must not have one.
+	ProxyProtocolFrom []string
+	// ApplicationNameAddHost appends the client's address and port to the application_name of the startup packet.
+	ApplicationNameAddHost bool
+
 	// InspectBytes is the largest Query or Parse that is searched; larger ones are streamed through unseen.
 	InspectBytes int
 	// HoldBytes bounds the answer of a statement that may demand cold rows while it is held back, and the Bind message
@@ -124,6 +142,8 @@ func DefaultConfig() Config {
 	return Config{
 		ServerTLS:            ServerTLSDisable,
 		ServerTLSNegotiation: NegotiationPostgres,
+		TargetSessionAttrs:   SessionAny,
+		LoadBalanceHosts:     LoadBalanceDisable,
 		ClientTLS:            TLSDisable,
 		ClientCert:           ClientCertVerifyCA,
 		Auth:                 AuthRelay,
@@ -144,8 +164,20 @@ func DefaultConfig() Config {
 func (c Config) Validate() error {
 	var problems []error
 	problem := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
-	if _, _, err := splitAddress(c.Upstream); err != nil {
+	if _, err := parseEndpoints(c.Upstream); err != nil {
 		problem("proxy.upstream: %w", err)
+	}
+	if !slices.Contains(allSessionAttrs, c.TargetSessionAttrs) {
+		problem("proxy.target_session_attrs: must be any, read-write, read-only, primary, standby or prefer-standby, not %q", c.TargetSessionAttrs)
+	}
+	if c.LoadBalanceHosts != LoadBalanceDisable && c.LoadBalanceHosts != LoadBalanceRandom {
+		problem("proxy.load_balance_hosts: must be disable or random, not %q", c.LoadBalanceHosts)
+	}
+	if _, err := parseSources(c.ProxyProtocolFrom); err != nil {
+		problem("proxy.proxy_protocol_from: %w", err)
+	}
+	if c.MaxConnectionsPerAddress < 0 {
+		problem("proxy.max_connections_per_address: is negative; 0 means no limit")
 	}
 	c.validateTLS(problem)
 	for _, limit := range []struct {
@@ -212,7 +244,7 @@ func (c Config) validateServerTLS(problem func(format string, args ...any)) {
 		problem("proxy.server_tls: must be disable, prefer, require, verify-ca or verify-full, not %q", c.ServerTLS)
 		return
 	}
-	if strings.HasPrefix(c.Upstream, "unix:") && requires {
+	if strings.Contains(c.Upstream, "unix:") && requires {
 		problem(`proxy.server_tls: %q is impossible over a Unix socket, which needs no TLS; set it to "disable", or reach the server by host:port`,
 			c.ServerTLS)
 	}
@@ -239,22 +271,4 @@ func (c Config) validateServerTLS(problem func(format string, args ...any)) {
 	if c.ServerCert != "" && c.ServerTLS == ServerTLSDisable {
 		problem(`proxy.server_cert: certificates come with TLS only; set proxy.server_tls to "require" or stronger, or leave server_cert out`)
 	}
-}
-
-// splitAddress understands host:port and unix:/path.
-func splitAddress(address string) (network, addr string, err error) {
-	if path, ok := strings.CutPrefix(address, "unix:"); ok {
-		if path == "" {
-			return "", "", errors.New("unix: needs the path of a socket")
-		}
-		return "unix", path, nil
-	}
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return "", "", fmt.Errorf("%q is neither host:port nor unix:/path", address)
-	}
-	if port == "" {
-		return "", "", fmt.Errorf("%q has no port", address)
-	}
-	return "tcp", net.JoinHostPort(host, port), nil
 }

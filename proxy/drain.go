@@ -45,7 +45,7 @@ func (g *group) drain(ctx context.Context) {
 		s.drain()
 	}
 	g.mu.Unlock()
-	timer := time.NewTimer(g.server.cfg.DrainTimeout)
+	timer := time.NewTimer(g.server.current().DrainTimeout)
 	defer timer.Stop()
 	select {
 	case <-g.idle:

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/rs/zerolog"
+
 	"github.com/koldproxy/koldproxy"
 )
 
@@ -26,6 +28,49 @@ type failure struct {
 
 func (f *failure) Error() string { return fmt.Sprintf("%s %s: %v", f.side, f.direction, f.err) }
 func (f *failure) Unwrap() error { return f.err }
+
+// refused notes why a connection came to nothing before its startup packet was whole, or was not accepted as it was. Peers
+// that say nothing or nonsense are part of life on a network and not worth more than a debug line.
+func (s *Server) refused(err error, from peer) {
+	reason := refusalReason(err)
+	s.metrics.refused.WithLabelValues(reason).Inc()
+	level := zerolog.DebugLevel
+	switch reason {
+	case reasonTLS, reasonPolicy, reasonPlaintext, reasonProxyProtocol:
+		level = zerolog.InfoLevel
+	}
+	s.log.WithLevel(level).Err(err).Stringer("client", from).Str("reason", reason).Msg("client refused")
+}
+
+// Reasons of refused, as in the metric koldproxy_proxy_refused_total.
+const (
+	reasonClosed        = "closed"         // it went away
+	reasonTimeout       = "timeout"        // it was too slow
+	reasonStartup       = "startup"        // what it sent is no startup packet
+	reasonPlaintext     = "plaintext"      // bytes in plain ahead of TLS
+	reasonPolicy        = "policy"         // no TLS, or not the right certificate
+	reasonTLS           = "tls"            // the TLS handshake failed
+	reasonProxyProtocol = "proxy_protocol" // a PROXY header that is missing, damaged or not allowed
+)
+
+func refusalReason(err error) string {
+	e, forClient := errors.AsType[*koldproxy.Error](err)
+	switch {
+	case interrupted(err):
+		return reasonTimeout
+	case errors.Is(err, errProxyHeader):
+		return reasonProxyProtocol
+	case errors.Is(err, errHandshake):
+		return reasonTLS
+	case forClient && e.Code == koldproxy.CodeProtocolViolation:
+		return reasonPlaintext
+	case forClient && e.Code == koldproxy.CodeInvalidAuthorization:
+		return reasonPolicy
+	case isEOF(err), isReset(err):
+		return reasonClosed
+	}
+	return reasonStartup
+}
 
 // field is one field of an ErrorResponse or a NoticeResponse.
 type field struct {

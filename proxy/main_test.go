@@ -77,6 +77,16 @@ func startProxy(t testing.TB, options ...option) *proxied {
 	return p
 }
 
+// upstream leads the proxy to another server.
+func (p *proxied) upstream(t testing.TB, address string) {
+	t.Helper()
+	cfg := p.server.current().Config
+	cfg.Upstream = address
+	if _, err := p.server.Reload(cfg); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // dsn turns a DSN of the cluster into one through the proxy.
 func (p *proxied) dsn(t testing.TB, direct string) string {
 	t.Helper()

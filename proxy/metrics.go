@@ -40,7 +40,8 @@ func NewMetrics(registerer prometheus.Registerer) *Metrics {
 			[]string{"side", "direction"}),
 		cancels: prometheus.NewCounter(counter("cancels_total", "Cancel requests that arrived.")),
 		refused: prometheus.NewCounterVec(
-			counter("refused_total", "Connections that were refused, by reason: handshakes, connections, draining, startup or tls."),
+			counter("refused_total", "Connections and cancel requests that were refused, by reason: accept, address, cancel_key, cancels, closed, connections, "+
+				"draining, handshakes, peer, plaintext, policy, proxy_protocol, session_attrs, startup, timeout or tls."),
 			[]string{"reason"}),
 	}
 	if registerer != nil {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -38,54 +39,63 @@ type Deps struct {
 	Fulfiller   Fulfiller   // may be nil
 	StreamStats StreamStats // may be nil
 	Verifiers   Verifiers   // needed for auth = "scram"
+	Prober      Prober      // needed for target_session_attrs other than "any"
 }
 
-// Server is a proxy in front of one PostgreSQL server. Its methods may be called concurrently.
+// Server is a proxy in front of PostgreSQL. Its methods may be called concurrently.
 type Server struct {
-	cfg              Config
-	deps             Deps
-	log              zerolog.Logger
-	metrics          *Metrics
-	certs            *certificates
-	network, address string
+	cfg      Config // as it was at first: for what Reload cannot change
+	settings atomic.Pointer[settings]
+	deps     Deps
+	log      zerolog.Logger
+	metrics  *Metrics
+	certs    *certificates
+	states   serverStates
 
-	keys       keyTable
-	cancels    chan struct{} // slots for forwarding cancel requests
-	sessions   chan struct{} // slots for sessions
-	handshakes chan struct{} // slots for clients without a session
+	admission admission
+	keys      keyTable
+	cancels   chan struct{} // slots for forwarding cancel requests
+	waiting   chan struct{} // slots for cancel requests, those that wait for such a slot included
+	reloading sync.Mutex    // held by Reload
 }
 
 // New makes a Server. It reads the TLS files and opens nothing else.
 func New(cfg Config, deps Deps) (*Server, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
-	if cfg.Auth == AuthSCRAM && deps.Verifiers == nil {
-		return nil, errors.New("proxy.auth: scram needs a source of password verifiers")
-	}
-	certs, err := newCertificates(cfg, deps.Log)
-	if err != nil {
-		return nil, err
-	}
-	network, address, err := splitAddress(cfg.Upstream)
+	set, err := newSettings(cfg)
 	if err != nil {
 		return nil, err
 	}
 	if deps.Metrics == nil {
 		deps.Metrics = NewMetrics(nil)
 	}
-	return &Server{
-		cfg:        cfg,
-		deps:       deps,
-		log:        deps.Log,
-		metrics:    deps.Metrics,
-		certs:      certs,
-		network:    network,
-		address:    address,
-		cancels:    make(chan struct{}, cfg.MaxCancels),
-		sessions:   make(chan struct{}, cfg.MaxConnections),
-		handshakes: make(chan struct{}, cfg.MaxHandshakes),
-	}, nil
+	s := &Server{
+		cfg:     cfg,
+		deps:    deps,
+		log:     deps.Log,
+		metrics: deps.Metrics,
+		states:  serverStates{prober: deps.Prober},
+		cancels: make(chan struct{}, cfg.MaxCancels),
+		waiting: make(chan struct{}, waitingCancels*cfg.MaxCancels),
+	}
+	if err := s.needs(set); err != nil {
+		return nil, err
+	}
+	if s.certs, err = newCertificates(cfg, deps.Log); err != nil {
+		return nil, err
+	}
+	s.settings.Store(set)
+	return s, nil
+}
+
+// needs says which part of Deps is missing for some settings.
+func (s *Server) needs(set *settings) error {
+	if set.Auth == AuthSCRAM && s.deps.Verifiers == nil {
+		return errors.New("proxy.auth: scram needs a source of password verifiers")
+	}
+	if set.TargetSessionAttrs != SessionAny && s.deps.Prober == nil {
+		return errors.New("proxy.target_session_attrs: needs a prober")
+	}
+	return nil
 }
 
 // Serve accepts clients on ln until ctx ends, then drains (drain.go) and returns nil when the last session and its server
@@ -101,6 +111,12 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	case <-ctx.Done():
 	case err = <-failed:
 		accepting = false
+	}
+	if accepting && handOver(ln) { // somebody else takes the clients that come from now on
+		time.Sleep(handOverTime) // for those whose connection is being made
+		_ = ln.Close()
+		err, accepting = <-failed, false
+		g.settle(handOverTime)
 	}
 	g.drain(context.WithoutCancel(ctx)) // clients that come meanwhile are told so, and cancel requests still work
 	_ = ln.Close()
@@ -148,6 +164,7 @@ func (g *group) accept(ctx context.Context, ln net.Listener) error {
 			}
 			return nil // Serve has closed the listener
 		default:
+			g.server.metrics.refused.WithLabelValues("accept").Inc()
 			g.server.log.Warn().Err(err).Msg("cannot accept")
 			time.Sleep(backoff)
 			backoff = min(2*backoff, maxBackoff)
@@ -157,54 +174,73 @@ func (g *group) accept(ctx context.Context, ln net.Listener) error {
 
 // admit starts the handshake of a client in a goroutine of its own.
 func (g *group) admit(ctx context.Context, conn net.Conn) {
-	s := g.server
-	select {
-	case s.handshakes <- struct{}{}:
-	default:
-		s.metrics.refused.WithLabelValues("handshakes").Inc()
-		_ = conn.Close()
-		return
-	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.cut {
-		<-s.handshakes
 		_ = conn.Close()
 		return
 	}
 	g.conns[conn] = struct{}{}
 	g.wg.Add(1)
+	set := g.server.current()
+	place := g.server.admission.enter(conn, set.MaxHandshakes)
 	go func() {
 		defer g.wg.Done()
 		// Sessions outlive ctx: they are told by drain.
-		g.serveClient(context.WithoutCancel(ctx), conn)
+		c := &client{group: g, conn: conn, set: set, place: place, peer: peerOf(conn.RemoteAddr())}
+		c.serve(context.WithoutCancel(ctx))
 	}()
 }
 
-// serveClient serves one connection from its first byte to its last.
-func (g *group) serveClient(ctx context.Context, conn net.Conn) {
-	s := g.server
+// settle waits until no client without a session is left, for some time at most.
+func (g *group) settle(limit time.Duration) {
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(limit / 100) {
+		g.mu.Lock()
+		open := len(g.conns)
+		g.mu.Unlock()
+		if open == 0 {
+			return
+		}
+	}
+}
+
+// client is a connection until it becomes a session, or comes to nothing.
+type client struct {
+	*group
+	conn  net.Conn
+	set   *settings
+	place *waiting
+	peer  peer
+}
+
+// shaken ends being a client without a session. It may be called more than once.
+func (c *client) shaken() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.conns, c.conn)
+}
+
+// serve serves one connection from its first byte to its last.
+func (c *client) serve(ctx context.Context) {
+	s, conn := c.server, c.conn
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	var once sync.Once
-	shaken := func() {
-		once.Do(func() {
-			g.mu.Lock()
-			delete(g.conns, conn)
-			g.mu.Unlock()
-			<-s.handshakes
-		})
-	}
-	defer shaken()
+	defer c.shaken()
 	defer conn.Close()
+	defer s.admission.leave(c.place) // does no harm when it has left already
 	defer s.recovered()
-	s.tuneClient(conn)
-	deadline := time.Now().Add(s.cfg.HandshakeTimeout)
+	c.set.tuneClient(conn)
+	deadline := time.Now().Add(c.set.HandshakeTimeout)
 	_ = conn.SetDeadline(deadline)
-	in := newStream(conn)
-	packet, err := readStartup(in, s.policyFor(conn))
+	in := &stream{conn: conn, buf: make([]byte, startupBuffer)}
+	policy := s.policyFor(conn, c.set)
+	packet, err := c.hello(in, policy)
+	if evicted := s.admission.leave(c.place); evicted {
+		s.metrics.refused.WithLabelValues("handshakes").Inc()
+		return
+	}
 	if err != nil {
-		s.refused(err)
+		s.refused(err, c.peer)
 		if e, ok := errors.AsType[*koldproxy.Error](err); ok {
 			_, _ = in.conn.Write(errorFields("FATAL", e).appendTo(nil, msgError))
 		}
@@ -212,40 +248,51 @@ func (g *group) serveClient(ctx context.Context, conn net.Conn) {
 	}
 	if packet.code == codeCancel {
 		_ = conn.SetDeadline(time.Time{})
-		if err := s.cancel(ctx, conn, packet); err != nil {
-			s.log.Warn().Err(err).Msg("cannot forward a cancel request")
+		if err := s.cancel(ctx, packet); err != nil {
+			s.cancelFailed(err)
 		}
 		return
 	}
-	select {
-	case s.sessions <- struct{}{}:
-		defer func() { <-s.sessions }()
-	default:
-		s.metrics.refused.WithLabelValues("connections").Inc()
-		_, _ = in.conn.Write(fatal(koldproxy.CodeTooManyConnections, "sorry, too many clients already (koldproxy allows %d)",
-			s.cfg.MaxConnections))
+	in.grow(bufferSize)
+	if refusal := s.admission.begin(c.peer, c.set.MaxConnections, c.set.MaxConnectionsPerAddress); refusal != admitted {
+		s.metrics.refused.WithLabelValues(refusal.String()).Inc()
+		_, _ = in.conn.Write(c.tooMany(refusal))
 		return
 	}
-	session := newSession(s, in, parseStartup(packet))
-	session.deadline = deadline
-	if !g.join(session) {
+	defer s.admission.end(c.peer)
+	parameters := parseStartup(packet)
+	session := newSession(s, in, parameters)
+	session.set, session.peer, session.deadline = c.set, c.peer, deadline
+	session.certified = policy.certifies(in.conn, parameters.user)
+	session.log = session.log.With().Stringer("client", c.peer).Logger()
+	if !c.join(session) {
 		s.metrics.refused.WithLabelValues("draining").Inc()
 		_, _ = in.conn.Write(shuttingDown())
 		return
 	}
-	defer g.leave(session)
-	session.run(ctx, packet, shaken)
+	defer c.leave(session)
+	if c.set.ApplicationNameAddHost && parameters.understood {
+		packet = packet.withClientAddress(c.peer)
+	}
+	session.run(ctx, packet, c.shaken)
 }
 
-// refused notes why a connection came to nothing before its startup packet.
-func (s *Server) refused(err error) {
-	if errors.Is(err, errHandshake) {
-		s.metrics.refused.WithLabelValues("tls").Inc()
-		s.log.Info().Err(err).Msg("no TLS connection with a client")
-		return
+// hello reads what the client says up to its startup packet, or a cancel request.
+func (c *client) hello(in *stream, policy clientPolicy) (startupPacket, error) {
+	var err error
+	if c.peer, err = identify(in, c.peer, c.set.sources); err != nil {
+		return startupPacket{}, err
 	}
-	s.metrics.refused.WithLabelValues("startup").Inc()
-	s.log.Debug().Err(err).Msg("no startup packet")
+	return readStartup(in, policy)
+}
+
+// tooMany is what a client beyond a limit is told.
+func (c *client) tooMany(r refusal) []byte {
+	if r == tooManyOfAddress {
+		return errorFields("FATAL", koldproxy.Errorf(koldproxy.CodeTooManyConnections, "sorry, too many clients of your address already").
+			WithDetail(fmt.Sprintf("koldproxy allows %d for %s.", c.set.MaxConnectionsPerAddress, c.peer.network()))).appendTo(nil, msgError)
+	}
+	return fatal(koldproxy.CodeTooManyConnections, "sorry, too many clients already (koldproxy allows %d)", c.set.MaxConnections)
 }
 
 // intercepts says whether statements of a database are looked at.

@@ -26,7 +26,13 @@ var sessionNumbers atomic.Uint64
 // pumpClient's goroutine owns all of it.
 type session struct {
 	server    *Server
+	set       *settings // as they were when the client came
 	log       zerolog.Logger
+	peer      peer
+	certified bool         // the client's certificate proves who it is
+	target    SessionAttrs // what the server has to be
+	tried     endpoint     // the server as it is configured
+	endpoint  endpoint     // the server as it was reached, for cancel requests
 	user      string
 	database  string
 	deadline  time.Time // of the handshake
@@ -81,17 +87,12 @@ func (s *session) run(ctx context.Context, packet startupPacket, shaken func()) 
 	defer close(s.ended)
 	handshake, stop := context.WithDeadline(ctx, s.deadline)
 	defer stop()
-	conn, err := s.server.dial(handshake)
-	if err != nil {
-		s.note(err)
-		_ = s.toClient(fatal(koldproxy.CodeConnectionFailure, "koldproxy cannot connect to the PostgreSQL server"))
+	if err := s.connect(handshake, packet); err != nil {
+		s.notConnected(err)
 		return
 	}
+	conn := s.back.conn
 	defer conn.Close()
-	s.mu.Lock()
-	s.back = newStream(conn)
-	s.mu.Unlock()
-	_ = conn.SetDeadline(s.deadline)
 	defer s.forget()
 	if err := s.begin(handshake, packet); err != nil {
 		s.notBegun(err)
@@ -128,12 +129,10 @@ func (s *session) guard(pump func() error) error {
 	return err
 }
 
+// begin relays the handshake behind the startup packet, which the server has.
 func (s *session) begin(ctx context.Context, packet startupPacket) error {
-	if err := s.toServer(packet.raw); err != nil {
-		return err
-	}
 	if packet.code>>16 != protocolMajor { // refused, in the form of whatever protocol it is
-		_, _ = io.Copy(s.front.conn, io.LimitReader(s.back.conn, maxStartup))
+		_, _ = io.Copy(s.front.conn, io.LimitReader(rest{s.back}, maxStartup))
 		return errRefused
 	}
 	return s.authenticate(ctx)
@@ -227,7 +226,7 @@ func (s *session) cut(ctx context.Context) {
 	if key != nil {
 		ctx, stop := context.WithTimeout(ctx, cutGrace)
 		defer stop()
-		_ = s.server.sendCancel(ctx, cancelRequest(s.process, key))
+		_ = s.server.sendCancel(ctx, s.set, s.endpoint, cancelRequest(s.process, key))
 	}
 	if s.waitEnd() {
 		return

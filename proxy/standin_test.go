@@ -109,8 +109,8 @@ func (p *proxied) chunkedUpstream(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	upstream := p.server.address
-	p.server.address = ln.Addr().String()
+	upstream := p.server.current().Upstream
+	p.upstream(t, ln.Addr().String())
 	var wg sync.WaitGroup
 	relay := func(client net.Conn, piece int) {
 		defer wg.Done()

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"iter"
 	"net"
 	"strings"
 
@@ -19,6 +20,9 @@ const (
 	maxStartup    = 10_004 // PostgreSQL takes 10000 bytes behind the length
 	tlsHandshake  = 0x16   // first byte of a TLS record; no length of a packet begins with it
 	protocolMajor = 3
+
+	// startupBuffer is a stream's buffer until the client has said something: those that say nothing should cost little.
+	startupBuffer = 512
 )
 
 // errClosed ends a connection without a word, as PostgreSQL does with what is no startup packet.
@@ -174,6 +178,59 @@ func parseStartup(packet startupPacket) startupParameters {
 		p.database = p.user
 	}
 	return p
+}
+
+// maxApplicationName is what PostgreSQL cuts application_name to.
+const maxApplicationName = nameDataLen - 1
+
+// withClientAddress is the packet with the client's address behind its application_name, which is cut so that the address
+// has room. It goes in as one more parameter at the end, because of duplicates PostgreSQL takes the last. A packet stays as
+// it is when it would become too long, or when the name is hidden in its options.
+func (p startupPacket) withClientAddress(client peer) startupPacket {
+	name, options := "", ""
+	for key, value := range p.parameters() {
+		switch key {
+		case "application_name":
+			name = value
+		case "options":
+			options = value
+		}
+	}
+	if name == "" && strings.Contains(options, "application_name") {
+		return p
+	}
+	suffix := client.String()
+	if name != "" {
+		suffix = " - " + suffix
+		name = name[:min(len(name), max(0, maxApplicationName-len(suffix)))]
+	}
+	raw := append([]byte(nil), p.raw[:len(p.raw)-1]...)
+	for _, s := range []string{"application_name", name + suffix} {
+		raw = append(append(raw, s...), 0)
+	}
+	if raw = append(raw, 0); len(raw) > maxStartup {
+		return p
+	}
+	binary.BigEndian.PutUint32(raw, uint32(len(raw)))
+	return startupPacket{raw: raw, code: p.code}
+}
+
+// parameters yields the names and values of a startup packet in order, as far as it is well-formed.
+func (p startupPacket) parameters() iter.Seq2[string, string] {
+	return func(yield func(string, string) bool) {
+		rest := p.raw[minStartup:]
+		for {
+			name, more, ok := cString(rest)
+			if !ok || len(name) == 0 {
+				return
+			}
+			value, more, ok := cString(more)
+			if !ok || !yield(string(name), string(value)) {
+				return
+			}
+			rest = more
+		}
+	}
 }
 
 // isFalse is PostgreSQL's parse_bool for the false side; what it does not know counts as true here, so that nothing is

@@ -56,6 +56,16 @@ func (s *stream) fill(limit int) error {
 	return err
 }
 
+// grow makes the buffer at least size bytes large.
+func (s *stream) grow(size int) {
+	if len(s.buf) >= size {
+		return
+	}
+	grown := make([]byte, size)
+	s.w = copy(grown, s.buffered())
+	s.r, s.buf = 0, grown
+}
+
 // room says whether a read-ahead may go on: up to limit bytes are kept.
 func (s *stream) room(limit int) bool { return s.w-s.r < limit }
 

@@ -47,15 +47,25 @@ type clientPolicy struct {
 }
 
 // policyFor is the policy for a connection. As with PostgreSQL there is no TLS on Unix sockets.
-func (s *Server) policyFor(conn net.Conn) clientPolicy {
+func (s *Server) policyFor(conn net.Conn, set *settings) clientPolicy {
 	if conn.LocalAddr().Network() == "unix" {
 		return clientPolicy{mode: TLSDisable}
 	}
-	p := clientPolicy{config: s.certs.current().client, mode: s.cfg.ClientTLS}
-	if s.cfg.ClientCA != "" {
-		p.cert = s.cfg.ClientCert
+	p := clientPolicy{config: s.certs.current().client, mode: set.ClientTLS}
+	if set.ClientCA != "" {
+		p.cert = set.ClientCert
 	}
 	return p
+}
+
+// certifies says whether the client's certificate proves that it is the user.
+func (p clientPolicy) certifies(conn net.Conn, user string) bool {
+	secure, encrypted := conn.(*tlsConn)
+	if !encrypted || p.cert != ClientCertVerifyFull {
+		return false
+	}
+	chains := secure.ConnectionState().VerifiedChains
+	return len(chains) > 0 && chains[0][0].Subject.CommonName == user
 }
 
 // errHandshake marks TLS handshakes that failed; the client has its alert.
@@ -120,7 +130,7 @@ func (p clientPolicy) permits(conn net.Conn, packet startupPacket) error {
 	if len(chains) == 0 {
 		return koldproxy.Errorf(koldproxy.CodeInvalidAuthorization, "connection requires a valid client certificate")
 	}
-	if user := parseStartup(packet).user; p.cert == ClientCertVerifyFull && chains[0][0].Subject.CommonName != user {
+	if user := parseStartup(packet).user; p.cert == ClientCertVerifyFull && !p.certifies(conn, user) {
 		return koldproxy.Errorf(koldproxy.CodeInvalidAuthorization, "certificate authentication failed for user %q", user)
 	}
 	return nil
@@ -128,25 +138,25 @@ func (p clientPolicy) permits(conn net.Conn, packet startupPacket) error {
 
 // encryptServer makes a fresh connection to the server what ServerTLS asks for. Nothing that the server says in plain
 // before that is believed or passed on: anybody on the way could have said it.
-func (s *Server) encryptServer(ctx context.Context, conn net.Conn, host string) (net.Conn, error) {
-	if s.cfg.ServerTLS == ServerTLSDisable || s.network == "unix" {
+func (s *Server) encryptServer(ctx context.Context, set *settings, conn net.Conn, e endpoint) (net.Conn, error) {
+	if set.ServerTLS == ServerTLSDisable || e.network == "unix" {
 		return conn, nil
 	}
-	direct := s.cfg.ServerTLSNegotiation == NegotiationDirect
+	direct := set.ServerTLSNegotiation == NegotiationDirect
 	if !direct {
 		answer, err := requestSSL(ctx, conn)
 		if err != nil {
 			return nil, &failure{sideServer, "handshake", err}
 		}
 		if answer == 'N' {
-			if s.cfg.ServerTLS == ServerTLSPrefer {
+			if set.ServerTLS == ServerTLSPrefer {
 				return conn, nil
 			}
 			return nil, &failure{sideServer, "handshake", errors.New("the server does not accept TLS, which proxy.server_tls requires")}
 		}
 	}
 	config := s.certs.current().server.Clone()
-	config.ServerName = host
+	config.ServerName = e.host
 	secure := tls.Client(conn, config)
 	if err := secure.HandshakeContext(ctx); err != nil {
 		return nil, &failure{sideServer, "handshake", err}

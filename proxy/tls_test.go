@@ -322,14 +322,14 @@ func TestCertificateReload(t *testing.T) {
 		t.Errorf("%s is shown at first", got)
 	}
 	second.files(t, dir)
-	if err := p.server.Reload(); err != nil {
+	if _, err := p.server.Reload(p.server.current().Config); err != nil {
 		t.Error(err)
 	}
 	if got := shown(); got != "second" {
 		t.Errorf("%s is shown after a reload", got)
 	}
 	writeFile(t, cert, third.cert) // whose key is not there yet
-	if err := p.server.Reload(); err == nil {
+	if _, err := p.server.Reload(p.server.current().Config); err == nil {
 		t.Error("a certificate with another key was loaded")
 	}
 	if got := shown(); got != "second" {

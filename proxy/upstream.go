@@ -4,24 +4,127 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
-	"os"
+	"strings"
 	"time"
+
+	"github.com/koldproxy/koldproxy"
 )
 
-// dial opens a connection to the server, encrypted as configured.
-func (s *Server) dial(ctx context.Context) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.ConnectTimeout)
+// connect opens the session's server connection: it goes through the servers until one accepts the startup packet, which
+// may still refuse the client. What the server has answered is in the buffer of back. Nothing of a server that was tried in
+// vain reaches the client, except for the last one's refusal.
+func (s *session) connect(ctx context.Context, packet startupPacket) error {
+	order := s.set.inOrder()
+	passes := s.set.TargetSessionAttrs.passes()
+	var failed []error
+	for i, wanted := range passes {
+		for j, e := range order {
+			last := i == len(passes)-1 && j == len(order)-1
+			err := s.try(ctx, e, wanted, packet, last)
+			if err == nil {
+				s.target = wanted
+				return nil
+			}
+			if ctx.Err() != nil {
+				return &failure{sideServer, "dial", ctx.Err()}
+			}
+			failed = append(failed, fmt.Errorf("%s: %w", e.address, err))
+		}
+	}
+	if len(failed) == 1 {
+		return errors.Unwrap(failed[0])
+	}
+	return &failure{sideServer, "dial", errors.Join(failed...)}
+}
+
+// errWrongState means that a server is not what target_session_attrs asks for.
+var errWrongState = errors.New("the server is not of the kind that proxy.target_session_attrs asks for")
+
+// errNotYet means that a server takes no connections at the moment.
+var errNotYet = errors.New("the server takes no connections now")
+
+// try opens the server connection to one server. last says that there is none left to try, so that what it answers is final.
+func (s *session) try(ctx context.Context, e endpoint, wanted SessionAttrs, packet startupPacket, last bool) error {
+	if wanted != SessionAny {
+		state, err := s.server.states.of(ctx, e, s.set.ConnectTimeout)
+		if err != nil {
+			return &failure{sideServer, "dial", err}
+		}
+		if !wanted.accepts(state) {
+			return errWrongState
+		}
+	}
+	conn, err := s.server.dial(ctx, s.set, e)
+	if err != nil {
+		return err
+	}
+	_ = conn.SetDeadline(s.deadline)
+	back := newStream(conn)
+	if err := s.offerTo(back, packet, last); err != nil {
+		_ = conn.Close()
+		return err
+	}
+	s.mu.Lock()
+	s.back = back
+	// A name may stand for several addresses: a cancel request has to go to this one.
+	s.endpoint = endpoint{network: e.network, address: conn.RemoteAddr().String(), host: e.host}
+	s.tried = e
+	s.mu.Unlock()
+	return nil
+}
+
+// offerTo sends the startup packet to a server. If there is another one left to try it waits for the first message, and one
+// that says "not now" is an error.
+func (s *session) offerTo(back *stream, packet startupPacket, last bool) error {
+	n, err := back.conn.Write(packet.raw)
+	s.server.metrics.toServer.Add(float64(n))
+	if err != nil {
+		return &failure{sideServer, "write", err}
+	}
+	if last || packet.code>>16 != protocolMajor {
+		return nil
+	}
+	message, err := next(back, maxAuthentication, back.more(maxAuthentication))
+	if err != nil {
+		return &failure{sideServer, "read", err}
+	}
+	if message[0] != msgError {
+		return nil
+	}
+	if fields, ok := parseFields(message[headerLen:]); ok && fields.get(fieldCode) == koldproxy.CodeCannotConnectNow {
+		return fmt.Errorf("%w: %s", errNotYet, fields.get(fieldMessage))
+	}
+	return nil
+}
+
+// notConnected tells the client that there is no server for it.
+func (s *session) notConnected(err error) {
+	s.note(err)
+	if errors.Is(err, errWrongState) {
+		_ = s.refusedBecause("session_attrs", s.wrongState())
+		return
+	}
+	_ = s.toClient(fatal(koldproxy.CodeConnectionFailure, "koldproxy cannot connect to the PostgreSQL server"))
+}
+
+// wrongState is what a client is told when there is no server of the right kind. It may try again: servers change.
+func (s *session) wrongState() *koldproxy.Error {
+	return koldproxy.Errorf(koldproxy.CodeCannotConnectNow, "koldproxy has no server for this session").
+		WithDetail("None of them is at the moment what proxy.target_session_attrs = \"" + string(s.set.TargetSessionAttrs) + "\" asks for.")
+}
+
+// dial opens a connection to a server, encrypted as configured.
+func (s *Server) dial(ctx context.Context, set *settings, e endpoint) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, set.ConnectTimeout)
 	defer cancel()
-	dialer := net.Dialer{KeepAliveConfig: s.cfg.keepAlive()}
-	conn, err := dialer.DialContext(ctx, s.network, s.address)
+	dialer := net.Dialer{KeepAliveConfig: set.keepAlive()}
+	conn, err := dialer.DialContext(ctx, e.network, e.address)
 	if err != nil {
 		return nil, &failure{sideServer, "dial", err}
 	}
-	setUserTimeout(conn, s.cfg.userTimeout())
-	host, _, _ := net.SplitHostPort(s.address)
-	secure, err := s.encryptServer(ctx, conn, host)
+	setUserTimeout(conn, set.userTimeout())
+	secure, err := s.encryptServer(ctx, set, conn, e)
 	if err != nil {
 		_ = conn.Close()
 		return nil, err
@@ -39,45 +142,11 @@ func (c Config) keepAlive() net.KeepAliveConfig {
 func (c Config) userTimeout() time.Duration { return c.KeepAlive * (probes + 1) }
 
 // tuneClient sets on an accepted connection what dial sets on the other side.
-func (s *Server) tuneClient(conn net.Conn) {
+func (c Config) tuneClient(conn net.Conn) {
 	if tcp, ok := conn.(*net.TCPConn); ok {
-		_ = tcp.SetKeepAliveConfig(s.cfg.keepAlive()) // the connection works without
-		setUserTimeout(conn, s.cfg.userTimeout())
+		_ = tcp.SetKeepAliveConfig(c.keepAlive()) // the connection works without
+		setUserTimeout(conn, c.userTimeout())
 	}
-}
-
-// Listen opens a listener on host:port or unix:/path. A socket file that a dead process left behind is replaced; one that
-// answers is an error.
-func Listen(ctx context.Context, address string) (net.Listener, error) {
-	network, addr, err := splitAddress(address)
-	if err != nil {
-		return nil, err
-	}
-	if network == "unix" {
-		if err := removeStale(ctx, addr); err != nil {
-			return nil, err
-		}
-	}
-	var config net.ListenConfig
-	return config.Listen(ctx, network, addr)
-}
-
-func removeStale(ctx context.Context, path string) error {
-	info, err := os.Lstat(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil:
-		return err
-	case info.Mode()&fs.ModeSocket == 0:
-		return fmt.Errorf("%s exists and is no socket", path)
-	}
-	var dialer net.Dialer
-	if conn, err := dialer.DialContext(ctx, "unix", path); err == nil {
-		_ = conn.Close()
-		return fmt.Errorf("%s is in use", path)
-	}
-	return os.Remove(path)
 }
 
 // closeWrite ends the sending half of a connection, so that the other side still gets what is on the way. Where there are
@@ -88,4 +157,20 @@ func closeWrite(conn net.Conn) {
 		return
 	}
 	_ = conn.Close()
+}
+
+// peerRefusal judges a server that asks a client for no proof over a Unix socket. There it judges by peer, that is
+// koldproxy's own operating system user, or by trust, that is nobody: either way each client could be any user. Over TCP the
+// server sees koldproxy's address, which its operator wrote down.
+func (s *session) peerRefusal() *koldproxy.Error {
+	if s.endpoint.network != "unix" || s.certified || s.set.AllowPeer {
+		return nil
+	}
+	return koldproxy.Errorf(koldproxy.CodeInvalidAuthorization, "koldproxy refuses the session: the server has asked user %q for no proof of identity", s.user).
+		WithDetail("Over a Unix socket pg_hba.conf with peer or trust lets every client of koldproxy be any user that koldproxy may be.").
+		WithHint(strings.Join([]string{
+			"Use scram-sha-256 on the line for local connections in pg_hba.conf,",
+			`require client certificates with proxy.client_cert = "verify-full",`,
+			"or set proxy.allow_peer = true if all clients may pass.",
+		}, " "))
 }
