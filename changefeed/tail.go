@@ -156,7 +156,7 @@ func (t *Tail) look(ctx context.Context) ([]*tailed, error) {
 		JOIN koldstore.stream_status u USING (stream_id)
 		JOIN pg_catalog.pg_class c ON c.oid = s.log_oid
 		JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-		WHERE s.state <> 'pending'
+		WHERE s.state NOT IN ('pending', 'seeding')
 		ORDER BY s.stream_id`)
 	if err != nil {
 		return nil, err

@@ -25,6 +25,10 @@ type Target struct {
 	tidied  bool                          // abandoned seed jobs have been looked for
 	done    tally                         // in the transaction that is open
 
+	page        *backfillPage // waits for its marker; nil if there is none
+	pageRows    int           // how many rows the next page of a backfill has
+	forgetLater bool          // the catalog is outdated once the transaction has committed
+
 	eval     *evalSession
 	timeouts map[timeouts]int // how often code of a stream or table took too long
 
@@ -55,6 +59,7 @@ func (t *Target) Reset() {
 	t.forget()
 	t.placed = make(map[*koldproxy.Relation][]int)
 	t.done, t.isStandby = tally{}, false
+	t.page, t.pageRows, t.forgetLater = nil, 0, false
 }
 
 // Close ends the session that evaluates rows, if it is open. The Target can be used again afterwards.
@@ -69,6 +74,10 @@ func (t *Target) forget() {
 func (t *Target) Committed() {
 	t.metrics.add(t.done)
 	t.done = tally{}
+	if t.forgetLater {
+		t.forget()
+		t.forgetLater = false
+	}
 	if t.cfg.Committed != nil {
 		t.cfg.Committed()
 	}

@@ -121,6 +121,15 @@ func (o *outcome) stream(te *tableEvents, i int) {
 // codeProblem is PostgreSQL's object_not_in_prerequisite_state, for events that the log did not carry whole.
 const codeProblem = "55000"
 
+// makeRoomFor sees to it that the log has partitions for all events.
+func (t *Target) makeRoomFor(ctx context.Context, tx pgx.Tx, w *write) error {
+	if w.stream == nil || len(w.items) == 0 {
+		return nil
+	}
+	last := w.items[len(w.items)-1]
+	return t.makeRoom(ctx, tx, w.stream, koldproxy.EventID(last.seq, last.lsn))
+}
+
 func (w *write) statement(items []item) (string, []any) {
 	if w.stream == nil {
 		return w.table.mirror.sql, mirrorArgs(w.table.mirror, items)
@@ -199,6 +208,9 @@ func (t *Target) writeAtOnce(ctx context.Context, tx pgx.Tx, p *plan, writes []w
 		if len(w.effective) == 0 {
 			continue
 		}
+		if err := t.makeRoomFor(ctx, tx, w); err != nil {
+			return err
+		}
 		sql, args := w.statement(w.effective)
 		q := batch.Queue(sql, args...)
 		q.Fn = func(br pgx.BatchResults) error { return t.finish(w, br) }
@@ -226,6 +238,9 @@ func (p *plan) sources() []*table {
 func (t *Target) writeCarefully(ctx context.Context, tx pgx.Tx, p *plan, out *outcome) error {
 	for i := range out.writes {
 		w := &out.writes[i]
+		if err := t.makeRoomFor(ctx, tx, w); err != nil {
+			return err
+		}
 		err := t.writePart(ctx, tx, w, w.items, out)
 		if err != nil && blame(err) == definition {
 			out.broken = append(out.broken, broken{w.table, w.stream, publicReason(err)})

@@ -11,7 +11,7 @@ func TestAlterStream(t *testing.T) {
 	owner := as("owner")
 	exec(t, su, fmt.Sprintf(`ALTER SCHEMA public OWNER TO %q; CREATE SCHEMA app AUTHORIZATION %[1]q`, value[string](t, owner, `SELECT current_user`)))
 	exec(t, owner, `CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (1, 5), (2, 5)`)
-	exec(t, owner, `CALL koldstore.create_stream(NULL, 's', NULL, 't', 'v > 1', options => '{"start": "earliest"}')`)
+	exec(t, owner, `SELECT; CALL koldstore.create_stream(NULL, 's', NULL, 't', 'v > 1', options => '{"start": "earliest"}')`)
 	exec(t, owner, `CALL koldstore.create_stream('app', 's', NULL, 't', 'v > 1', options => '{"retention": "1d"}')`)
 	asService(t, su, `UPDATE public._stream_s SET ts = now() - interval '2 hours' WHERE k = '1'`)
 	alter := func(stream, options string) string {
@@ -82,7 +82,7 @@ func TestAlterStreamWaitsForReaders(t *testing.T) {
 	for !value[bool](t, service, `SELECT EXISTS (SELECT FROM pg_locks WHERE relation = '_stream_s'::regclass AND NOT granted)`) {
 	}
 	// Its request goes away within a second, and who has queued behind it comes through.
-	exec(t, service, `INSERT INTO _stream_s (id, op, k, ts) VALUES ('1', 'put', '1', now())`)
+	exec(t, service, `INSERT INTO _stream_s (id, op, k, ts) VALUES ('0', 'put', '1', now())`)
 	select {
 	case err := <-altered:
 		t.Fatalf("ALTER STREAM did not wait: %v", err)

@@ -12,16 +12,35 @@ CREATE TABLE koldstore.checkpoint (
     rows_applied      bigint      NOT NULL DEFAULT 0,
     applied_at        timestamptz,
     gap               text,
-    gap_at            timestamptz
+    gap_at            timestamptz,
+    begin_anew        boolean     NOT NULL DEFAULT false
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE koldstore.checkpoint IS
     'How far the applier is. One row, written in every apply transaction. applied_lsn is the end of the last applied commit, watermark the highest seq handed out, epoch grows with every change of leader.';
 
 COMMENT ON COLUMN koldstore.checkpoint.gap IS
     'Why changes may be missing between applied_lsn and the slot. While it is set nothing is applied (docs/operations.md, Gaps).';
+COMMENT ON COLUMN koldstore.checkpoint.begin_anew IS
+    'The gap is being closed: a new slot is being made, and feeds are compared with their tables from there on.';
 
 INSERT INTO koldstore.checkpoint (slot_name)
 SELECT 'koldproxy_' || d.oid::text FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database();
+
+-- Holes in what the write-ahead log has told: what was committed in them is in no stream, and feeds were compared with their
+-- tables afterwards. Kept for ever, so that a consumer can tell later.
+CREATE TABLE koldstore.gap (
+    gap_id     bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    noticed_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    table_oid  oid,
+    reason     text        NOT NULL,
+    from_lsn   pg_lsn,
+    to_lsn     pg_lsn,
+    from_time  timestamptz,
+    to_time    timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    seq        bigint      NOT NULL
+);
+COMMENT ON TABLE koldstore.gap IS
+    'Times for which changes may be missing: of one table, or of all where table_oid is NULL. seq is the last one before. After a failover or a restore the two positions are of different histories.';
 
 -- Every administrative command that was carried out, with the role that PostgreSQL itself saw as the current user.
 CREATE TABLE koldstore.command (
@@ -36,14 +55,14 @@ CREATE TABLE koldstore.command (
 -- Published: the applier meets these rows in the write-ahead log at the exact place where a stream or a managed table begins.
 CREATE TABLE koldstore.wal_marker (
     marker_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    kind      text   NOT NULL CHECK (kind IN ('stream', 'table', 'shape')),
+    kind      text   NOT NULL CHECK (kind IN ('stream', 'table', 'shape', 'heal', 'page')),
     subject   bigint NOT NULL,
     at        timestamptz NOT NULL DEFAULT pg_catalog.now(),
     details   jsonb
 );
-COMMENT ON COLUMN koldstore.wal_marker.subject IS 'stream.stream_id for a stream, the table''s OID for a managed table and for a shape.';
+COMMENT ON COLUMN koldstore.wal_marker.subject IS 'stream.stream_id for a stream and for a page of its backfill, otherwise the table''s OID.';
 COMMENT ON COLUMN koldstore.wal_marker.details IS
-    'For a shape: the columns that rows of the table have from here on, as in published_table.shape. Names alone do not tell which column is which.';
+    'For a shape: the columns that rows of the table have from here on, as in published_table.shape. Names alone do not tell which column is which. For heal: {"reason": why rows may have come, gone or changed without being in the log}.';
 
 CREATE TABLE koldstore.storage (
     name         text PRIMARY KEY,
@@ -62,7 +81,7 @@ CREATE TABLE koldstore.managed_table (
     schema_name       name        NOT NULL,
     table_name        name        NOT NULL,
     mirror_oid        oid         NOT NULL UNIQUE,
-    state             text        NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'seeding', 'active', 'broken')),
+    state             text        NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'seeding', 'healing', 'active', 'broken')),
     reason            text,
     storage           text        NOT NULL REFERENCES koldstore.storage (name),
     hot_row_limit     integer,
@@ -73,6 +92,9 @@ CREATE TABLE koldstore.managed_table (
     auto_flush        boolean     NOT NULL,
     seed_job          uuid        NOT NULL,
     seed_key          text,
+    heal_step         text        CHECK (heal_step IN ('mirror', 'cold', 'table')),
+    heal_seq          bigint      NOT NULL DEFAULT 0,
+    heal_through      bigint      NOT NULL DEFAULT 0,
     floor             bigint      NOT NULL DEFAULT 0,
     generation        bigint      NOT NULL DEFAULT 0,
     created_by        name        NOT NULL,
@@ -80,6 +102,8 @@ CREATE TABLE koldstore.managed_table (
 ) WITH (fillfactor = 70);
 COMMENT ON COLUMN koldstore.managed_table.seed_key IS
     'Where the seed goes on: the last seeded primary key as a row literal of the mirror''s key columns; NULL before the first page.';
+COMMENT ON COLUMN koldstore.managed_table.heal_step IS
+    'What is being compared with the table: the rows of the mirror, then cold rows, each with seqs from heal_seq up to heal_through; then the table itself, as a seed does.';
 COMMENT ON COLUMN koldstore.managed_table.floor IS
     'Monotonic. Changes at or below it are no longer retained: a positive cursor below it is refused with KS001.';
 COMMENT ON COLUMN koldstore.managed_table.generation IS
@@ -87,7 +111,7 @@ COMMENT ON COLUMN koldstore.managed_table.generation IS
 
 CREATE TABLE koldstore.job (
     job_id     uuid        PRIMARY KEY DEFAULT pg_catalog.gen_random_uuid(),
-    job_type   text        NOT NULL CHECK (job_type IN ('seed', 'flush', 'retention')),
+    job_type   text        NOT NULL CHECK (job_type IN ('seed', 'backfill', 'heal', 'flush', 'retention')),
     table_oid  oid         NOT NULL,
     status     text        NOT NULL DEFAULT 'queued' CHECK (status IN ('queued', 'running', 'completed', 'not_due', 'cancelled', 'error')),
     args       jsonb       NOT NULL DEFAULT '{}',
@@ -159,16 +183,32 @@ CREATE TABLE koldstore.stream (
     retention    interval,
     start_at     text        NOT NULL CHECK (start_at IN ('now', 'earliest')),
     seed_max_seq bigint      NOT NULL DEFAULT 0,
-    state        text        NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'active', 'broken')),
+    seed_job     uuid,
+    seed_key     text[],
+    state        text        NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'seeding', 'active', 'broken')),
     reason       text,
     floor        text,
+    gaps         integer     NOT NULL DEFAULT 0,
+    gap          jsonb,
     created_by   name        NOT NULL,
     created_at   timestamptz NOT NULL DEFAULT pg_catalog.now(),
     UNIQUE (schema_name, name)
 );
 COMMENT ON COLUMN koldstore.stream.seed_max_seq IS 'The last seq that the backfill of start = earliest used; live events get higher ones.';
+COMMENT ON COLUMN koldstore.stream.seed_job IS 'The job of a backfill that goes on beside writers; NULL if there was none, or it was done while writers waited.';
+COMMENT ON COLUMN koldstore.stream.seed_key IS 'Where that backfill goes on: the values of the last primary key as text; NULL before the first page.';
+COMMENT ON COLUMN koldstore.stream.gap IS
+    'The newest hole in the log: {"after": the last event before it, "reason", "noticed_at", "from_lsn", "to_lsn"}; NULL if there is none.';
 COMMENT ON COLUMN koldstore.stream.floor IS 'Monotonic: the highest event id that the retention sweep has removed.';
 CREATE INDEX stream_by_table ON koldstore.stream (table_oid);
+
+-- Keys of which a stream has told something while its backfill was under way: what the backfill has read of them is outdated.
+CREATE TABLE koldstore.seed_touched (
+    stream_id bigint NOT NULL,
+    hash      bigint NOT NULL,
+    k         jsonb  NOT NULL
+);
+CREATE INDEX seed_touched_by_hash ON koldstore.seed_touched (stream_id, hash);
 
 -- Numbers that change with every batch, apart from the definition so that it stays small and quiet.
 CREATE TABLE koldstore.stream_status (
@@ -196,5 +236,5 @@ COMMENT ON TABLE koldstore.quarantine IS
 
 ---- create above / drop below ----
 
-DROP TABLE koldstore.applied_shape, koldstore.published_table, koldstore.quarantine, koldstore.stream_status, koldstore.stream, koldstore.segment, koldstore.job, koldstore.managed_table,
-    koldstore.storage, koldstore.wal_marker, koldstore.command, koldstore.checkpoint;
+DROP TABLE koldstore.applied_shape, koldstore.published_table, koldstore.quarantine, koldstore.seed_touched, koldstore.stream_status, koldstore.stream, koldstore.segment, koldstore.job, koldstore.managed_table,
+    koldstore.storage, koldstore.wal_marker, koldstore.command, koldstore.gap, koldstore.checkpoint;

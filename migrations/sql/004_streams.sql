@@ -13,6 +13,9 @@ DECLARE
     schema name := coalesce(stream_schema, pg_catalog.current_schema());
     probe  text;
     cols   text;
+    refusal text;
+    stream bigint;
+    later  boolean := false;
 BEGIN
     IF rel IS NULL THEN
         RAISE EXCEPTION 'relation "%" does not exist', CASE WHEN table_schema IS NULL THEN table_name ELSE table_schema || '.' || table_name END
@@ -33,6 +36,16 @@ BEGIN
     END IF;
     PERFORM koldstore.check_stream_options(options);
     PERFORM koldstore.check_table(current_user, rel);
+    IF options ->> 'start' = 'earliest' THEN
+        -- Outside a transaction block this procedure may commit, and the applier can do the backfill while others write. There
+        -- is no other way to ask than to try: within this block COMMIT is refused either way, in different words.
+        BEGIN
+            COMMIT;
+        EXCEPTION WHEN invalid_transaction_termination THEN
+            refusal := SQLERRM;
+        END;
+        later := refusal <> koldstore.refusal_in_block();
+    END IF;
 
     -- The probe has the table's name, so that the predicate may use it as a qualifier. Its columns are spelled out: LIKE would
     -- lock the table weakly, and a strong lock is asked for later on, which is how deadlocks with TRUNCATE and DDL are made.
@@ -46,8 +59,13 @@ BEGIN
     EXECUTE pg_catalog.format(E'CREATE INDEX koldproxy_probe ON pg_temp.%I ((1)) WHERE /*koldstore:when*/(%s\n)', probe, predicate);
     INSERT INTO koldstore.command (verb, args)
     VALUES ('create_stream', pg_catalog.jsonb_build_object('schema', schema, 'name', stream_name, 'table', rel::oid,
-        'probe', pg_catalog.to_regclass('pg_temp.koldproxy_probe')::oid, 'options', options));
+        'probe', pg_catalog.to_regclass('pg_temp.koldproxy_probe')::oid, 'options', options, 'later', later))
+    RETURNING (result ->> 'stream_id')::bigint INTO stream;
     EXECUTE pg_catalog.format('DROP TABLE pg_temp.%I', probe);
+    IF later THEN
+        COMMIT;
+        CALL koldstore.await_backfill(stream);
+    END IF;
 END $$;
 
 CREATE FUNCTION koldstore.stream_exists(schema name, stream name) RETURNS boolean
@@ -128,6 +146,7 @@ DECLARE
     log_name   text := '_stream_' || stream;
     pre_image  boolean := coalesce((opts ->> 'pre_image')::boolean, false);
     earliest   boolean := coalesce(opts ->> 'start', 'now') = 'earliest';
+    later      boolean := earliest AND coalesce((args ->> 'later')::boolean, false);
     keep       interval := koldstore.parse_retention(opts ->> 'retention');
     source     text;
     owner      name;
@@ -206,13 +225,15 @@ BEGIN
     SELECT pg_catalog.pg_get_userbyid(c.relowner) INTO owner FROM pg_catalog.pg_class c WHERE c.oid = rel;
 
     -- COLLATE "C": ids sort as bytes, whatever the database's collation.
-    EXECUTE pg_catalog.format('CREATE TABLE %s (id text COLLATE "C" PRIMARY KEY, op text NOT NULL, k jsonb NOT NULL, ts timestamptz NOT NULL, doc jsonb%s)',
+    EXECUTE pg_catalog.format('CREATE TABLE %s (id text COLLATE "C" PRIMARY KEY, op text NOT NULL, k jsonb NOT NULL, ts timestamptz NOT NULL, doc jsonb%s) PARTITION BY RANGE (id)',
         log, CASE WHEN pre_image THEN ', old jsonb' ELSE '' END);
     log_oid := log::regclass;
     PERFORM koldstore.guard(log_oid, rel, koldstore.retained(keep),
         pg_catalog.format('Events come from writes to %s. DROP STREAM %I removes the stream and its log.', source, stream));
 
     id := pg_catalog.nextval(pg_catalog.pg_get_serial_sequence('koldstore.stream', 'stream_id'));
+    SELECT greatest(c.watermark, koldstore.seq_at(pg_catalog.clock_timestamp())) INTO base FROM koldstore.checkpoint c;
+    PERFORM koldstore.extend_log(log_oid, id, keep, (base >> 22) + 1704067200000);
     -- The name is what PostgreSQL shows to whoever drops the table.
     fn := pg_catalog.format('koldstore.%I(text)', ('predicate_' || id || '_of_stream_' || stream)::name);
     -- The predicate may call the owner's functions: they run with the owner's rights, and where koldproxy calls it they can
@@ -225,7 +246,7 @@ BEGIN
     PERFORM koldstore.hand_over(fn, owner);
     EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO CURRENT_USER, koldproxy_eval', fn);
 
-    IF earliest THEN
+    IF earliest AND NOT later THEN
         IF pg_catalog.current_setting('transaction_isolation') <> 'read committed' THEN
             RAISE EXCEPTION 'start = ''earliest'' needs READ COMMITTED' USING ERRCODE = '0A000',
                 DETAIL = 'The backfill has to see every row that was committed before the table was locked.';
@@ -249,6 +270,7 @@ BEGIN
                 'BEGIN RETURN QUERY SELECT pg_catalog.format(''%%s'', _ks_row), pg_catalog.row_number() OVER (ORDER BY %s) FROM ONLY %s AS _ks_row; END', key_order, source));
         PERFORM koldstore.hand_over(pg_catalog.format('koldstore.%I()', reader), owner);
         SELECT greatest(c.watermark, koldstore.seq_at(pg_catalog.clock_timestamp())) INTO base FROM koldstore.checkpoint c;
+        PERFORM koldstore.extend_log(log_oid, id, keep, (base >> 22) + 1704067200000);
         lsn := pg_catalog.pg_current_wal_insert_lsn();
         FOR literals IN EXECUTE pg_catalog.format(
             'SELECT pg_catalog.array_agg(s.literal ORDER BY s.n) FROM koldstore.%I() AS s GROUP BY (s.n - 1) / 1000 ORDER BY (s.n - 1) / 1000', reader)
@@ -282,6 +304,9 @@ BEGIN
     VALUES (id, schema, stream, rel, log_oid, judged, fn::regprocedure, pre_image, keep,
         CASE WHEN earliest THEN 'earliest' ELSE 'now' END, coalesce(base + rows, 0), requester);
     EXECUTE pg_catalog.format('INSERT INTO koldstore.stream_status (stream_id, events, tail_id) SELECT $1, $2, max(id) FROM %s', log) USING id, rows;
+    IF later THEN
+        PERFORM koldstore.begin_backfill(id, owner, requester);
+    END IF;
     INSERT INTO koldstore.wal_marker (kind, subject) VALUES ('stream', id);
     RETURN pg_catalog.jsonb_build_object('stream_id', id, 'log', log, 'backfilled', rows);
 END $$;
@@ -329,6 +354,10 @@ BEGIN
     IF EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.oid = s.predicate_fn) THEN
         EXECUTE pg_catalog.format('DROP FUNCTION %s', s.predicate_fn::regprocedure);
     END IF;
+    EXECUTE pg_catalog.format('DROP FUNCTION IF EXISTS koldstore.%I(text[], bigint)', 'reader_' || s.stream_id);
+    UPDATE koldstore.job j SET status = 'cancelled', ended_at = pg_catalog.clock_timestamp()
+    WHERE j.job_id = s.seed_job AND j.status IN ('queued', 'running');
+    DELETE FROM koldstore.seed_touched t WHERE t.stream_id = s.stream_id;
     DELETE FROM koldstore.stream t WHERE t.stream_id = s.stream_id;
     PERFORM koldstore.unpublish(s.table_oid);
     RETURN pg_catalog.jsonb_build_object('stream_id', s.stream_id);
@@ -344,7 +373,9 @@ BEGIN ATOMIC
                 ELSE pg_catalog.quote_ident(s.schema_name) || '.' || pg_catalog.quote_ident(s.name) END,
            s.table_oid::regclass::text, s.predicate,
            coalesce((l.entry ->> 'consumers')::integer, 0), (l.entry ->> 'lag')::bigint,
-           s.state, t.events_lost, s.retention
+           -- A hole shows until retention has passed it.
+           CASE WHEN s.state = 'active' AND s.gap IS NOT NULL AND (s.floor IS NULL OR s.gap ->> 'after' IS NULL OR s.floor < s.gap ->> 'after') THEN 'gap' ELSE s.state END,
+           t.events_lost, s.retention
     FROM koldstore.stream s
     JOIN koldstore.stream_status t USING (stream_id)
     CROSS JOIN LATERAL (SELECT live -> (s.schema_name || '.' || s.name)) AS l(entry)
@@ -402,7 +433,7 @@ BEGIN
         NULL; -- koldproxy itself may
     ELSIF TG_EVENT = 'sql_drop' THEN
         SELECT coalesce(d.object_name, d.address_names[2]) INTO hit FROM pg_catalog.pg_event_trigger_dropped_objects() d
-        WHERE d.classid = 'pg_catalog.pg_class'::regclass AND koldstore.is_log(d.objid)
+        WHERE d.classid = 'pg_catalog.pg_class'::regclass AND (koldstore.is_log(d.objid) OR koldstore.is_log_partition(d.schema_name, d.object_name))
            -- What is dropped of a table is named by schema, table and its own name.
            OR d.object_type IN ('trigger', 'policy', 'rule', 'table constraint') AND EXISTS (
                 SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -484,9 +515,19 @@ BEGIN
     END IF;
 END $$;
 
+CREATE FUNCTION koldstore.is_log_partition(schema text, name text) RETURNS boolean
+LANGUAGE sql IMMUTABLE
+BEGIN ATOMIC
+    SELECT schema = 'koldstore' AND pg_catalog.starts_with(name, '_stream_');
+END;
+
+-- is_log says whether a relation is the log of a stream or a part of one. A part that is being taken away, or renamed, is known
+-- by what is left of it.
 CREATE FUNCTION koldstore.is_log(rel oid) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM koldstore.stream s WHERE s.log_oid = rel)
+        OR EXISTS (SELECT FROM koldstore.stream s JOIN pg_inherits i ON i.inhparent = s.log_oid WHERE i.inhrelid = rel)
+        OR EXISTS (SELECT FROM pg_class c WHERE c.oid = rel AND koldstore.is_log_partition(c.relnamespace::regnamespace::text, c.relname))
 $$;
 
 -- note_dropped marks what lost its table or predicate. Anybody may call it, so it believes only what the catalog confirms.
@@ -542,7 +583,7 @@ BEGIN
     IF (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) THEN
         CREATE EVENT TRIGGER koldproxy_drop ON sql_drop EXECUTE FUNCTION koldstore.refuse_ddl();
         CREATE EVENT TRIGGER koldproxy_ddl ON ddl_command_end
-            WHEN TAG IN ('ALTER TABLE', 'ALTER VIEW', 'ALTER MATERIALIZED VIEW', 'ALTER FOREIGN TABLE', 'ALTER TYPE',
+            WHEN TAG IN ('CREATE TABLE', 'ALTER TABLE', 'ALTER VIEW', 'ALTER MATERIALIZED VIEW', 'ALTER FOREIGN TABLE', 'ALTER TYPE',
                          'ALTER TRIGGER', 'CREATE TRIGGER', 'CREATE INDEX', 'CREATE POLICY', 'ALTER POLICY', 'CREATE RULE')
             EXECUTE FUNCTION koldstore.refuse_ddl();
         CREATE EVENT TRIGGER koldproxy_publication ON ddl_command_end WHEN TAG IN ('ALTER PUBLICATION')
@@ -592,7 +633,7 @@ BEGIN
         PERFORM koldstore.do_drop_stream(current_user, pg_catalog.jsonb_build_object('schema', s.schema_name, 'name', s.name));
     END LOOP;
 END $$;
-DROP FUNCTION koldstore.find_stream, koldstore.refuse_function_ddl, koldstore.refuse_publication_ddl, koldstore.note_altered, koldstore.expired, koldstore.note_dropped, koldstore.is_log, koldstore.refuse_ddl, koldstore.is_service_role, koldstore.stream_floor, koldstore.show_streams,
+DROP FUNCTION koldstore.find_stream, koldstore.refuse_function_ddl, koldstore.refuse_publication_ddl, koldstore.note_altered, koldstore.expired, koldstore.note_dropped, koldstore.is_log, koldstore.is_log_partition, koldstore.refuse_ddl, koldstore.is_service_role, koldstore.stream_floor, koldstore.show_streams,
     koldstore.do_drop_stream, koldstore.do_create_stream, koldstore.check_stream_options, koldstore.retained, koldstore.parse_retention,
     koldstore.schema_of_stream, koldstore.stream_exists;
 DROP PROCEDURE koldstore.drop_stream, koldstore.create_stream;

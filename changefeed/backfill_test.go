@@ -1,0 +1,207 @@
+package changefeed_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/koldproxy/koldproxy/changefeed/feedtest"
+)
+
+const earliest = `CALL koldstore.create_stream(NULL, '%s', NULL, '%s', '%s', options => '{"start": "earliest", "pre_image": "true"}')`
+
+// While the backfill goes on, others write, truncate, rename columns that are no key, and the applier is stopped and started
+// over and over. In the end the log's fold is what the table holds, nothing came twice, and nothing is left behind.
+func TestBackfillBesideWriters(t *testing.T) {
+	t.Parallel()
+	for _, composite := range []bool{false, true} {
+		h := newHost(t)
+		h.stopApplier()
+		h.config.SeedRows = 7
+		h.startApplier()
+		ctx := t.Context()
+		must(t, feedtest.CreateTable(ctx, h.app, "r", composite))
+		h.exec(`INSERT INTO r (id, v, note, kind) SELECT g, g % 100, 'x', chr(97 + g % 26) FROM generate_series(1, 600) g`)
+		stop, writers := make(chan struct{}), sync.WaitGroup{}
+		for i := range 3 {
+			conn, err := pgx.Connect(ctx, h.app.Config().ConnString())
+			must(t, err)
+			defer conn.Close(context.Background())
+			history := feedtest.NewHistory("r", 700, uint64(i)+77)
+			history.Truncate = i == 0
+			writers.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					if err := history.Step(ctx, conn); err != nil {
+						t.Errorf("writer: %v", err)
+						return
+					}
+				}
+			})
+		}
+		creator, err := pgx.Connect(ctx, h.app.Config().ConnString())
+		must(t, err)
+		defer creator.Close(context.Background())
+		created := make(chan error, 1)
+		go func() {
+			_, err := creator.Exec(ctx, fmt.Sprintf(earliest, "s", "r", `v > 50 OR note = ''x'' AND v IS NOT NULL`))
+			created <- err
+		}()
+		restarts := 0
+		for running := true; running; {
+			select {
+			case err := <-created:
+				must(t, err)
+				running = false
+			case <-time.After(150 * time.Millisecond):
+				if restarts < 4 {
+					h.stopApplier()
+					h.startApplier()
+					restarts++
+				}
+			}
+		}
+		h.expect(`SELECT state FROM koldstore.stream`, "active") // CREATE STREAM returns when it is done
+		close(stop)
+		writers.Wait()
+		h.fence()
+		key := "to_jsonb(t.id)"
+		if composite {
+			key = "jsonb_build_object('kind', t.kind, 'id', t.id)"
+		}
+		must(t, feedtest.CheckFold(ctx, h.pool, "_stream_s", "r", feedtest.Predicate, key, true))
+		// Nothing twice: of a key the image of an event's old row is that of the event before.
+		h.expect(`SELECT k, op, doc, old, before FROM (SELECT k, op, doc, old, lag(CASE WHEN op = 'put' THEN doc END) OVER w AS before, row_number() OVER w AS n FROM _stream_s WINDOW w AS (PARTITION BY k ORDER BY id)) x
+			WHERE n > 1 AND before IS NOT NULL AND old IS DISTINCT FROM before`)
+		h.expect(`SELECT count(*) FROM koldstore.seed_touched`, "0")
+		h.expect(`SELECT count(*) FROM pg_proc WHERE proname LIKE 'reader\_%'`, "0")
+		h.expect(`SELECT job_type, status FROM koldstore.job`, "backfill completed")
+		h.expect(`SELECT events_lost FROM koldstore.stream_status`, "0")
+	}
+}
+
+// Writers are not kept waiting: with a page read and the applier gone, the table can be written to.
+func TestBackfillLeavesTheTableAlone(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(`CREATE TABLE t (id int PRIMARY KEY)`, `INSERT INTO t SELECT generate_series(1, 5000)`)
+	h.stream("first", "t", "false") // publishes the table, which takes its lock for a moment
+	h.stopApplier()
+	ctx := t.Context()
+	creator, err := pgx.Connect(ctx, h.app.Config().ConnString())
+	must(t, err)
+	defer creator.Close(context.Background())
+	created := make(chan error, 1)
+	go func() {
+		_, err := creator.Exec(ctx, fmt.Sprintf(earliest, "s", "t", "true"))
+		created <- err
+	}()
+	h.eventually("the stream is there", func() bool { return h.rows(`SELECT count(*) FROM koldstore.stream WHERE name = 's'`)[0] == "1" })
+	h.exec(`SET lock_timeout = '1ms'`, `INSERT INTO t VALUES (5001)`, `UPDATE t SET id = -id WHERE id = 1`, `DELETE FROM t WHERE id = 2`)
+	h.expect(`SELECT args, status FROM koldstore.job`, `{"stream": "public.s"} queued`)
+	h.startApplier()
+	must(t, <-created)
+	// The changes are events, as the stream has begun; the rest is backfilled.
+	h.expect(`SELECT op, count(*), count(DISTINCT k) FROM _stream_s GROUP BY op ORDER BY op`, "delete 2 2", "put 5000 5000")
+	h.expect(`SELECT status, progress ->> 'events' FROM koldstore.job`, "completed 4998")
+}
+
+// Whoever cancels CREATE STREAM, or the job, has no stream.
+func TestBackfillIsCancelled(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(`CREATE TABLE t (id int PRIMARY KEY)`, `INSERT INTO t SELECT generate_series(1, 5000)`)
+	h.stopApplier()
+	create := func(ctx context.Context) chan error {
+		conn, err := pgx.Connect(t.Context(), h.app.Config().ConnString())
+		must(t, err)
+		t.Cleanup(func() { conn.Close(context.Background()) })
+		done := make(chan error, 1)
+		go func() {
+			_, err := conn.Exec(ctx, `SET application_name = 'creator'`)
+			if err == nil {
+				_, err = conn.Exec(ctx, fmt.Sprintf(earliest, "s", "t", "true"))
+			}
+			done <- err
+		}()
+		return done
+	}
+	for _, how := range []string{
+		`SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE application_name = 'creator' AND wait_event = 'PgSleep'`,
+		`SELECT koldstore.cancel_job(job_id) FROM koldstore.job WHERE status = 'queued'`,
+	} {
+		done := create(t.Context())
+		h.eventually("the backfill is waited for", func() bool {
+			return h.rows(`SELECT count(*) FROM koldstore.stream WHERE name = 's'`)[0] == "1"
+		})
+		var err error
+		h.eventually("it is cancelled", func() bool {
+			h.admin(how)
+			select {
+			case err = <-done:
+				return true
+			default:
+				return false
+			}
+		})
+		var pg *pgconn.PgError
+		if !errors.As(err, &pg) || pg.Code != "57014" {
+			t.Errorf("%s: %v", how, err)
+		}
+		h.expect(`SELECT count(*) FROM koldstore.stream`, "0")
+		h.expect(`SELECT DISTINCT status FROM koldstore.job`, "cancelled")
+	}
+	h.startApplier()
+	h.stream("s", "t", "true", "start", "earliest") // the name is free
+	h.expect(`SELECT count(*) FROM _stream_s`, "5000")
+}
+
+// A table that its owner cannot read whole, or that goes away, is an error of CREATE STREAM, and there is no stream.
+func TestBackfillFails(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(`CREATE TABLE t (id int PRIMARY KEY)`, `INSERT INTO t VALUES (1)`,
+		`ALTER TABLE t ENABLE ROW LEVEL SECURITY`, `ALTER TABLE t FORCE ROW LEVEL SECURITY`)
+	_, err := h.app.Exec(t.Context(), fmt.Sprintf(earliest, "s", "t", "true"))
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || pg.Code != "55000" && pg.Code != "42501" {
+		t.Errorf("got %v", err)
+	}
+	h.expect(`SELECT count(*) FROM koldstore.stream`, "0")
+	h.exec(`ALTER TABLE t NO FORCE ROW LEVEL SECURITY`)
+	h.stream("s", "t", "true", "start", "earliest")
+	h.expect(`SELECT k FROM _stream_s`, "1")
+}
+
+// Inside a transaction block there is nobody to wait for: the backfill is part of it, and keeps writers out until its end.
+func TestBackfillInATransaction(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(`CREATE TABLE t (id int PRIMARY KEY)`, `INSERT INTO t VALUES (1), (2)`)
+	ctx := t.Context()
+	for _, block := range []struct{ begin, end string }{{"BEGIN", "COMMIT"}, {"BEGIN; SAVEPOINT a", "RELEASE a; COMMIT"}} {
+		_, err := h.app.Exec(ctx, block.begin)
+		must(t, err)
+		h.stream("s", "t", "true", "start", "earliest")
+		var n int
+		must(t, h.app.QueryRow(ctx, `SELECT count(*) FROM _stream_s`).Scan(&n))
+		if n != 2 {
+			t.Errorf("%d events before the commit", n)
+		}
+		_, err = h.app.Exec(ctx, block.end)
+		must(t, err)
+		h.exec(`CALL koldstore.drop_stream(NULL, 's')`)
+	}
+	h.exec(`SELECT; ` + fmt.Sprintf(earliest, "s", "t", "true")) // several statements in one message are a block, too
+	h.expect(`SELECT count(*) FROM _stream_s`, "2")
+}
