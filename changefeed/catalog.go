@@ -3,6 +3,7 @@ package changefeed
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -32,7 +33,9 @@ type table struct {
 	// equal and above are the operators = and > of the key's columns, as the primary key's index knows them. Others may
 	// be found through a search path, or be better matches for the types at hand.
 	equal, above []string
-	mirror       *mirror // nil if the table is not managed
+	painter      *painter          // nil if only the server can make images of its rows
+	queries      map[string]string // see judge.evaluate
+	mirror       *mirror           // nil if the table is not managed
 	streams      []*stream
 }
 
@@ -59,9 +62,9 @@ type mirror struct {
 	keys    []string    // its key columns, quoted, in the order of table.key
 	key     []attribute // the same
 	columns int         // how many columns it has; those of the key come first
-	seeding bool
-	page    int    // how many rows the next page of a seed has
-	sql     string // see mirrorSQL
+	seeding bool        // or being healed
+	page    int         // how many rows the next page of a seed has
+	sql     string      // see mirrorSQL
 }
 
 // stream is an active stream.
@@ -72,9 +75,15 @@ type stream struct {
 	predicate string // the function's name
 	// predicateOID is the same as a number.
 	predicateOID uint32
+	uses         []int // positions in the table's columns of what the predicate looks at; none if that is not known
 	preImage     bool
+	seeding      bool   // its backfill is under way
+	end          string // where its partitions end, see makeRoom
 	sql          string // see streamSQL
 }
+
+// from is what stands in FROM to read the table.
+func (t *table) from() string { return "ONLY " + t.name }
 
 func (t *table) column(i int) *attribute { return &t.attributes[t.columns[i]] }
 
@@ -86,8 +95,8 @@ const shapeSQL = `pg_catalog.md5(pg_catalog.concat_ws('|', n.nspname, c.relname,
 
 // The states in which a managed table or a stream takes part.
 const (
-	tableTakesPart  = `state IN ('seeding', 'active')`
-	streamTakesPart = `state = 'active'`
+	tableTakesPart  = `state IN ('seeding', 'healing', 'active')`
+	streamTakesPart = `state IN ('seeding', 'active')`
 )
 
 // loadCatalog reads everything. What the catalog of PostgreSQL contradicts is marked broken on the way.
@@ -119,6 +128,7 @@ func (t *Target) loadCatalog(ctx context.Context, tx pgx.Tx) (*catalog, error) {
 		return nil, fmt.Errorf("load types of keys: %w", err)
 	}
 	for _, tab := range cat.tables {
+		tab.painter, tab.queries = newPainter(tab), make(map[string]string)
 		if tab.mirror != nil {
 			if reason := tab.mirrorFault(safe); reason != "" {
 				if err := t.breakMirror(ctx, tx, tab, reason); err != nil {
@@ -147,7 +157,7 @@ func (t *Target) loadCatalog(ctx context.Context, tx pgx.Tx) (*catalog, error) {
 func (c *catalog) loadTables(ctx context.Context, tx pgx.Tx) error {
 	rows, err := tx.Query(ctx, `
 		SELECT c.oid, c.reltype, pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(c.relname), `+shapeSQL+`,
-		       coalesce(m.mirror_oid, 0), coalesce(pg_catalog.quote_ident(mn.nspname) || '.' || pg_catalog.quote_ident(mc.relname), ''), coalesce(m.state = 'seeding', false)
+		       coalesce(m.mirror_oid, 0), coalesce(pg_catalog.quote_ident(mn.nspname) || '.' || pg_catalog.quote_ident(mc.relname), ''), coalesce(m.state IN ('seeding', 'healing'), false)
 		FROM (SELECT t.table_oid FROM koldstore.managed_table t WHERE t.`+tableTakesPart+`
 		      UNION SELECT s.table_oid FROM koldstore.stream s WHERE s.`+streamTakesPart+`) w
 		JOIN pg_catalog.pg_class c ON c.oid = w.table_oid
@@ -237,7 +247,11 @@ func (t *table) add(a attribute, keyPosition int) {
 func (c *catalog) loadStreams(ctx context.Context, tx pgx.Tx) (lost []*stream, err error) {
 	rows, err := tx.Query(ctx, `
 		SELECT s.table_oid, s.stream_id, s.schema_name || '.' || s.name, coalesce(pg_catalog.quote_ident(ln.nspname) || '.' || pg_catalog.quote_ident(l.relname), ''),
-		       coalesce(pg_catalog.quote_ident(pn.nspname) || '.' || pg_catalog.quote_ident(p.proname), ''), s.predicate_fn, s.pre_image
+		       coalesce(pg_catalog.quote_ident(pn.nspname) || '.' || pg_catalog.quote_ident(p.proname), ''), s.predicate_fn, s.pre_image,
+		       s.state = 'seeding', coalesce(koldstore.log_end(s.log_oid), ''),
+		       ARRAY(SELECT d.refobjsubid FROM pg_catalog.pg_depend d
+		             WHERE d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND d.objid = s.predicate_fn
+		               AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.refobjid = s.table_oid AND d.refobjsubid > 0)
 		FROM koldstore.stream s
 		LEFT JOIN (pg_catalog.pg_class l JOIN pg_catalog.pg_namespace ln ON ln.oid = l.relnamespace) ON l.oid = s.log_oid
 		LEFT JOIN (pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace pn ON pn.oid = p.pronamespace) ON p.oid = s.predicate_fn
@@ -250,10 +264,14 @@ func (c *catalog) loadStreams(ctx context.Context, tx pgx.Tx) (lost []*stream, e
 	for rows.Next() {
 		var oid uint32
 		s := &stream{}
-		if err := rows.Scan(&oid, &s.id, &s.label, &s.log, &s.predicate, &s.predicateOID, &s.preImage); err != nil {
+		var uses []int
+		if err := rows.Scan(&oid, &s.id, &s.label, &s.log, &s.predicate, &s.predicateOID, &s.preImage, &s.seeding, &s.end, &uses); err != nil {
 			return nil, err
 		}
 		if tab := c.tables[oid]; tab != nil && s.log != "" && s.predicate != "" {
+			for _, number := range uses {
+				s.uses = append(s.uses, slices.Index(tab.columns, number-1)) // a predicate keeps its columns from being dropped
+			}
 			tab.streams = append(tab.streams, s)
 		} else {
 			lost = append(lost, s)

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -76,7 +78,7 @@ func newEvalSession(dsn string, timeout time.Duration) (*evalSession, error) {
 	return &evalSession{cfg: cfg, timeout: timeout, types: pgtype.NewMap()}, nil
 }
 
-// evaluated is what became of one row: the row as JSON, and for each predicate that was asked for whether it is true.
+// evaluated is what became of one row: the row as JSON unless only predicates were asked, and for each predicate that was asked for whether it is true.
 type evaluated struct {
 	image   string
 	matches []bool
@@ -84,6 +86,8 @@ type evaluated struct {
 
 const (
 	evalSQL  = `SELECT e.ord, e.image::pg_catalog.text, e.matches FROM koldstore.eval_rows($1, $2, $3) AS e`
+	querySQL = `SELECT koldstore.judge_query($1, $2)`
+	judgeSQL = `SELECT e.ord, pg_catalog.array_to_string(e.matches, ' ') FROM koldstore.judge_rows($1, $2) AS e`
 	matchSQL = `SELECT (e.matches)[1] FROM koldstore.eval_predicates(ARRAY[$1], ARRAY[$2]) AS e`
 	startSQL = `SELECT a.backend_start::pg_catalog.text FROM pg_catalog.pg_stat_activity a WHERE a.pid = pg_catalog.pg_backend_pid()`
 )
@@ -91,19 +95,13 @@ const (
 // rows evaluates literals of a row type. A *pgconn.PgError that [raised] recognizes was raised by the rows, or in their name;
 // any other error is one of the connection, which is closed then. tx is that of the apply session.
 func (s *evalSession) rows(ctx context.Context, tx pgx.Tx, rowType uint32, literals []string, predicates []uint32) ([]evaluated, error) {
-	var args [3][]byte
-	for i, arg := range []struct {
-		oid   uint32
-		value any
-	}{{pgtype.OIDOID, rowType}, {pgtype.TextArrayOID, literals}, {pgtype.OIDArrayOID, predicates}} {
-		var err error
-		if args[i], err = s.types.Encode(arg.oid, pgtype.BinaryFormatCode, arg.value, nil); err != nil {
-			return nil, fmt.Errorf("encode rows: %w", err)
-		}
+	args, err := s.encode(rowType, literals, predicates)
+	if err != nil {
+		return nil, err
 	}
 	out := make([]evaluated, len(literals))
 	seen := 0
-	err := s.run(ctx, tx, evalSQL, args[:], []uint32{pgtype.OIDOID, pgtype.TextArrayOID, pgtype.OIDArrayOID}, func(row [][]byte) error {
+	err = s.run(ctx, tx, evalSQL, args, []uint32{pgtype.OIDOID, pgtype.TextArrayOID, pgtype.OIDArrayOID}, func(row [][]byte) error {
 		var ord int64
 		var matches []*bool
 		if err := s.types.Scan(pgtype.Int8OID, pgtype.TextFormatCode, row[0], &ord); err != nil {
@@ -131,6 +129,92 @@ func (s *evalSession) rows(ctx context.Context, tx pgx.Tx, rowType uint32, liter
 		return nil, fmt.Errorf("evaluate rows: %w", err)
 	}
 	return out, nil
+}
+
+// encode writes parameters in binary.
+func (s *evalSession) encode(values ...any) ([][]byte, error) {
+	args := make([][]byte, len(values))
+	for i, value := range values {
+		var oid uint32
+		switch value.(type) {
+		case uint32:
+			oid = pgtype.OIDOID
+		case string:
+			oid = pgtype.TextOID
+		case []uint32:
+			oid = pgtype.OIDArrayOID
+		default:
+			oid = pgtype.TextArrayOID
+		}
+		var err error
+		if args[i], err = s.types.Encode(oid, pgtype.BinaryFormatCode, value, nil); err != nil {
+			return nil, fmt.Errorf("encode rows: %w", err)
+		}
+	}
+	return args, nil
+}
+
+// query writes the query for judge.
+func (s *evalSession) query(ctx context.Context, tx pgx.Tx, rowType uint32, predicates []uint32) (query string, err error) {
+	args, err := s.encode(rowType, predicates)
+	if err == nil {
+		err = s.run(ctx, tx, querySQL, args, []uint32{pgtype.OIDOID, pgtype.OIDArrayOID}, func(row [][]byte) error {
+			query = string(row[0])
+			return nil
+		})
+	}
+	if err != nil {
+		return "", fmt.Errorf("write a query for predicates: %w", err)
+	}
+	return query, nil
+}
+
+// predicatesPerWord is how many predicates share a number in the answers of koldstore.judge_rows.
+const predicatesPerWord = 60
+
+// judge asks the predicates of a query, so many of them, about literals. Errors are those of rows.
+func (s *evalSession) judge(ctx context.Context, tx pgx.Tx, query string, literals []string, predicates int) ([]evaluated, error) {
+	args, err := s.encode(query, literals)
+	if err != nil {
+		return nil, err
+	}
+	out, all := make([]evaluated, len(literals)), make([]bool, len(literals)*predicates)
+	seen := 0
+	err = s.run(ctx, tx, judgeSQL, args, []uint32{pgtype.TextOID, pgtype.TextArrayOID}, func(row [][]byte) error {
+		ord, err := strconv.Atoi(string(row[0]))
+		if err != nil || ord < 1 || ord > len(out) {
+			return fmt.Errorf("an answer about row %q of %d", row[0], len(out))
+		}
+		out[ord-1].matches = all[(ord-1)*predicates : ord*predicates]
+		seen++
+		return unpack(out[ord-1].matches, string(row[1]))
+	})
+	if err == nil && seen != len(literals) {
+		s.close(ctx)
+		err = fmt.Errorf("%d answers about %d rows", seen, len(literals))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("evaluate predicates: %w", err)
+	}
+	return out, nil
+}
+
+// unpack reads the bits of words.
+func unpack(bits []bool, words string) error {
+	fields := strings.Fields(words)
+	if len(fields) != (len(bits)+predicatesPerWord-1)/predicatesPerWord {
+		return fmt.Errorf("an answer of %d words about %d predicates", len(fields), len(bits))
+	}
+	for n, field := range fields {
+		word, err := strconv.ParseUint(field, 10, 64)
+		if err != nil {
+			return err
+		}
+		for i := n * predicatesPerWord; i < min((n+1)*predicatesPerWord, len(bits)); i++ {
+			bits[i] = word>>(i%predicatesPerWord)&1 != 0
+		}
+	}
+	return nil
 }
 
 // matches asks a predicate about a row that cannot be shown as JSON.

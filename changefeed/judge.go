@@ -15,10 +15,10 @@ import (
 
 // judged is what the eval session said about one row of an event.
 type judged struct {
-	image   *string // the row as JSON; nil if it failed
+	image   *string // the row as JSON, from the table's painter if it has one; nil if it failed
 	failed  *pgconn.PgError
-	matches []bool            // for each stream of the table that was asked for
-	failure []*pgconn.PgError // for each stream, why its predicate said nothing
+	matches []bool                  // for each stream of the table that was asked for
+	failure map[int]*pgconn.PgError // for a stream, why its predicate said nothing
 }
 
 // question asks about one row.
@@ -28,6 +28,9 @@ type question struct {
 	// asks says which streams of the table want to know; nil for all of them.
 	asks []bool
 }
+
+// shown says whether the row's image is there already.
+func (q *question) shown() bool { return q.answer.image != nil }
 
 func (q *question) asked(i int) bool { return q.asks == nil || q.asks[i] }
 
@@ -45,8 +48,10 @@ type judge struct {
 
 const (
 	// evalRows and evalBytes bound what one statement of the eval session is asked.
-	evalRows  = 1000
+	evalRows  = 8 << 10
 	evalBytes = 4 << 20
+	// maxQueries bounds the queries about different sets of streams that are kept for a table.
+	maxQueries = 256
 	// evalTimeouts is how often code of one stream or table may take too long, each time for a single row, before it is
 	// given up: everybody else waits meanwhile.
 	evalTimeouts = 3
@@ -61,15 +66,18 @@ const (
 func (t *Target) judge(ctx context.Context, tx pgx.Tx, te *tableEvents, last bool) (*judge, error) {
 	j := &judge{target: t, tx: tx, table: te.table, last: last, broken: make(map[*stream]string)}
 	var first, second []question
+	asked := len(te.table.streams) > 0
 	for i := range te.events {
 		e := &te.events[i]
 		switch {
 		case e.problem != "":
 		case e.op != koldproxy.OpDelete:
-			e.newJudged = &judged{}
-			first = append(first, question{literal: *e.newLiteral(), answer: e.newJudged})
-		case len(te.table.streams) > 0:
-			e.oldJudged = &judged{}
+			e.newJudged = te.table.paint(e.new)
+			if asked || e.newJudged.image == nil {
+				first = append(first, question{literal: *e.newLiteral(), answer: e.newJudged})
+			}
+		case asked:
+			e.oldJudged = te.table.paint(e.old)
 			first = append(first, question{literal: *e.oldLiteral(), answer: e.oldJudged})
 		}
 	}
@@ -79,11 +87,24 @@ func (t *Target) judge(ctx context.Context, tx pgx.Tx, te *tableEvents, last boo
 	for i := range te.events {
 		e := &te.events[i]
 		if asks := e.openStreams(te.table); asks != nil {
-			e.oldJudged = &judged{}
-			second = append(second, question{literal: *e.oldLiteral(), answer: e.oldJudged, asks: asks})
+			e.oldJudged = te.table.paint(e.old)
+			e.oldJudged.matches = make([]bool, len(asks))
+			if e.oldJudged.image == nil || slices.Contains(asks, true) {
+				second = append(second, question{literal: *e.oldLiteral(), answer: e.oldJudged, asks: asks})
+			}
 		}
 	}
 	return j, j.ask(ctx, second)
+}
+
+// paint begins to judge a row: it has its image already if the table has a painter.
+func (t *table) paint(row []koldproxy.Datum) *judged {
+	j := &judged{}
+	if t.painter != nil {
+		image := t.painter.image(row)
+		j.image = &image
+	}
+	return j
 }
 
 // openStreams says which streams need the predicate's word on the old row of an update; nil if nobody needs the old row.
@@ -93,7 +114,7 @@ func (e *event) openStreams(tab *table) []bool {
 	}
 	asks, needed := make([]bool, len(tab.streams)), false
 	for i, s := range tab.streams {
-		asks[i] = e.newJudged.failure[i] == nil && !e.newJudged.matches[i]
+		asks[i] = e.newJudged.failure[i] == nil && !e.newJudged.matches[i] && !s.unmoved(e)
 		needed = needed || asks[i] || s.preImage && e.newJudged.matches[i] && e.newJudged.failed == nil
 	}
 	if !needed {
@@ -102,11 +123,22 @@ func (e *event) openStreams(tab *table) []bool {
 	return asks
 }
 
+// unmoved says that an update left alone what the predicate looks at. As the new row does not match, the old one did not.
+func (s *stream) unmoved(e *event) bool {
+	for _, i := range s.uses {
+		if !known(e.old, i) || e.old[i] != e.new[i] {
+			return false
+		}
+	}
+	return len(s.uses) > 0
+}
+
 // ask answers questions, a bounded number at a time.
 func (j *judge) ask(ctx context.Context, questions []question) error {
+	streams := len(j.table.streams)
+	all := make([]bool, len(questions)*streams)
 	for i := range questions {
-		questions[i].answer.matches = make([]bool, len(j.table.streams))
-		questions[i].answer.failure = make([]*pgconn.PgError, len(j.table.streams))
+		questions[i].answer.matches = all[i*streams : (i+1)*streams : (i+1)*streams]
 	}
 	for len(questions) > 0 {
 		n, size := 0, 0
@@ -138,7 +170,11 @@ func (j *judge) askTogether(ctx context.Context, questions []question) error {
 	for i := range questions {
 		literals[i] = questions[i].literal
 	}
-	answers, err := j.rows(ctx, literals, streams)
+	images := slices.ContainsFunc(questions, func(q question) bool { return !q.shown() })
+	if !images && len(streams) == 0 {
+		return nil
+	}
+	answers, err := j.rows(ctx, literals, streams, images)
 	if err == nil {
 		for i := range answers {
 			questions[i].answer.take(answers[i], streams)
@@ -169,18 +205,9 @@ func (j *judge) askTogether(ctx context.Context, questions []question) error {
 
 // askAlone finds out what is wrong with one row: the row itself, or one of the predicates about it.
 func (j *judge) askAlone(ctx context.Context, q *question, streams []int) error {
-	answers, err := j.rows(ctx, []string{q.literal}, nil)
-	pg := raised(err)
-	if err != nil && pg == nil {
+	pg, err := j.showAlone(ctx, q)
+	if err != nil || j.ruined != "" {
 		return err
-	}
-	if pg != nil {
-		if j.ruined = j.giveUp(pg, timeouts{table: j.table.oid}); j.ruined != "" {
-			return nil
-		}
-		q.answer.failed = pg // whether it matters, its predicates may still say
-	} else {
-		q.answer.take(answers[0], nil)
 	}
 	for _, i := range streams {
 		if !q.asked(i) {
@@ -189,8 +216,11 @@ func (j *judge) askAlone(ctx context.Context, q *question, streams []int) error 
 		s := j.table.streams[i]
 		if pg != nil {
 			q.answer.matches[i], err = j.target.eval.matches(ctx, j.tx, s.predicateOID, q.literal)
-		} else if answers, err = j.rows(ctx, []string{q.literal}, []int{i}); err == nil {
-			q.answer.take(answers[0], []int{i})
+		} else {
+			var answers []evaluated
+			if answers, err = j.rows(ctx, []string{q.literal}, []int{i}, !q.shown()); err == nil {
+				q.answer.take(answers[0], []int{i})
+			}
 		}
 		failure := raised(err)
 		if err != nil && failure == nil {
@@ -199,12 +229,35 @@ func (j *judge) askAlone(ctx context.Context, q *question, streams []int) error 
 		if failure == nil {
 			continue
 		}
+		if q.answer.failure == nil {
+			q.answer.failure = make(map[int]*pgconn.PgError)
+		}
 		q.answer.failure[i] = failure
 		if reason := j.giveUp(failure, timeouts{stream: s.id}); reason != "" && pg == nil {
 			j.broken[s] = reason
 		}
 	}
 	return nil
+}
+
+// showAlone asks for the image of one row and returns why there is none, if so. Whether that matters, its predicates may
+// still say.
+func (j *judge) showAlone(ctx context.Context, q *question) (*pgconn.PgError, error) {
+	if q.shown() {
+		return nil, nil
+	}
+	answers, err := j.rows(ctx, []string{q.literal}, nil, true)
+	pg := raised(err)
+	switch {
+	case err == nil:
+		q.answer.take(answers[0], nil)
+	case pg == nil:
+		return nil, err
+	default:
+		j.ruined = j.giveUp(pg, timeouts{table: j.table.oid})
+		q.answer.failed = pg
+	}
+	return pg, nil
 }
 
 // giveUp says why an error is not only one of a row, or nothing.
@@ -229,15 +282,15 @@ type timeouts struct {
 }
 
 // rows asks the eval session. Locks and shortages are waited for; what is left is believed.
-func (j *judge) rows(ctx context.Context, literals []string, streams []int) ([]evaluated, error) {
+func (j *judge) rows(ctx context.Context, literals []string, streams []int, images bool) ([]evaluated, error) {
 	predicates := make([]uint32, len(streams))
 	for i, s := range streams {
 		predicates[i] = j.table.streams[s].predicateOID
 	}
 	for attempt := 1; ; attempt++ {
-		answers, err := j.target.eval.rows(ctx, j.tx, j.table.rowType, literals, predicates)
+		answers, err := j.evaluate(ctx, literals, predicates, images)
 		for i := range answers {
-			if err == nil && !strings.HasPrefix(answers[i].image, "{") {
+			if err == nil && images && !strings.HasPrefix(answers[i].image, "{") {
 				err = &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "22023", Message: "the row does not become a JSON object"}
 			}
 		}
@@ -253,6 +306,26 @@ func (j *judge) rows(ctx context.Context, literals []string, streams []int) ([]e
 			return nil, err
 		}
 	}
+}
+
+// evaluate asks the eval session once.
+func (j *judge) evaluate(ctx context.Context, literals []string, predicates []uint32, images bool) ([]evaluated, error) {
+	if images {
+		return j.target.eval.rows(ctx, j.tx, j.table.rowType, literals, predicates)
+	}
+	key := fmt.Sprint(predicates)
+	query := j.table.queries[key]
+	if query == "" {
+		var err error
+		if query, err = j.target.eval.query(ctx, j.tx, j.table.rowType, predicates); err != nil {
+			return nil, err
+		}
+		if len(j.table.queries) >= maxQueries {
+			clear(j.table.queries)
+		}
+		j.table.queries[key] = query
+	}
+	return j.target.eval.judge(ctx, j.tx, query, literals, len(predicates))
 }
 
 // mayPass waits for a moment, or until nobody has locked the table any more, if that may help. Code of users can raise these
@@ -295,7 +368,9 @@ func pause(ctx context.Context) error {
 
 // take notes an answer about some streams.
 func (q *judged) take(e evaluated, streams []int) {
-	q.image = &e.image
+	if q.image == nil {
+		q.image = &e.image
+	}
 	for i, s := range streams {
 		q.matches[s] = e.matches[i]
 	}

@@ -2,19 +2,68 @@ package changefeed
 
 import (
 	"fmt"
+	"slices"
 	"strings"
+
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/koldproxy/koldproxy"
 )
 
-// mirrorSQL is the statement that brings a mirror up to date. Its parameters are arrays that run in parallel: keys as
+// mirrorSQL is the statement that brings a mirror up to date, with parameters from mirrorArgs.
+func mirrorSQL(tab *table) string {
+	if tab.mirror.plainKey() {
+		return plainMirrorSQL(tab.mirror)
+	}
+	return anyMirrorSQL(tab)
+}
+
+// plainKeys are types of PostgreSQL's own whose values are equal exactly if their texts are; textKeys are, too, if the collation
+// compares bytes.
+var (
+	plainKeys = []uint32{
+		pgtype.BoolOID, pgtype.Int2OID, pgtype.Int4OID, pgtype.Int8OID, pgtype.OIDOID, pgtype.UUIDOID, pgtype.ByteaOID,
+		pgtype.DateOID, pgtype.TimestampOID, pgtype.TimestamptzOID,
+	}
+	textKeys = []uint32{pgtype.TextOID, pgtype.VarcharOID}
+	// The database's own, "C" and "POSIX": no others are known to be deterministic.
+	byteCollations = []uint32{100, 950, 951}
+)
+
+// plainKey says that two keys are equal exactly if their texts are. Then the last event of each key is found without the
+// server's help.
+func (m *mirror) plainKey() bool {
+	for i := range m.key {
+		k := &m.key[i]
+		if !slices.Contains(plainKeys, k.typeOID) && !(slices.Contains(textKeys, k.typeOID) && slices.Contains(byteCollations, k.collation)) {
+			return false
+		}
+	}
+	return true
+}
+
+// plainMirrorSQL is for plain keys, and at most one event for each. Texts become keys by the input functions of PostgreSQL's own types.
+func plainMirrorSQL(m *mirror) string {
+	n := len(m.keys)
+	keys := strings.Join(m.keys, ", ")
+	return fmt.Sprintf(`INSERT INTO %[1]s (%[2]s, seq, op, row_image)
+SELECT %[3]s, u.seq, u.op, u.image::pg_catalog.jsonb
+FROM unnest(%[4]s, $%[5]d::bigint[], $%[6]d::smallint[], $%[7]d::text[]) AS u(%[8]s, seq, op, image)
+ON CONFLICT (%[2]s) DO UPDATE SET seq = EXCLUDED.seq, op = EXCLUDED.op, row_image = EXCLUDED.row_image`,
+		m.name, keys,
+		list(n, func(i int) string { return fmt.Sprintf("u.k%d::%s", i+1, m.key[i].typeName) }),
+		list(n, func(i int) string { return fmt.Sprintf("$%d::text[]", i+1) }), n+1, n+2, n+3,
+		list(n, func(i int) string { return fmt.Sprintf("k%d", i+1) }))
+}
+
+// anyMirrorSQL is for keys of any type. Its parameters are arrays that run in parallel: keys as
 // literals of the mirror's row type (see literal), seqs, ops and images (JSON, NULL for a delete). It may meet several events
 // for one key; the last one wins. Equal is what PostgreSQL calls equal: 1.0 and 1.00 are one numeric key, and a key column may
 // have its own collation.
 //
 // A literal is read by the input functions of the columns' types and by nothing else: a cast from text to a type of
 // its own is code of whoever made the type.
-func mirrorSQL(tab *table) string {
+func anyMirrorSQL(tab *table) string {
 	m := tab.mirror
 	keys := strings.Join(m.keys, ", ")
 	of := func(alias string) string { return list(len(m.keys), func(i int) string { return alias + m.keys[i] }) }
@@ -39,12 +88,28 @@ func (m *mirror) literal(values []string) string {
 
 // mirrorArgs are the parameters of mirrorSQL for some events.
 func mirrorArgs(m *mirror, items []item) []any {
-	n := len(items)
-	keys, seqs, ops, images := make([]string, n), make([]int64, n), make([]int16, n), make([]*string, n)
-	for i, it := range items {
-		keys[i], seqs[i], ops[i], images[i] = m.literal(it.key), int64(it.seq), int16(it.op), it.doc
+	var args []any
+	if m.plainKey() {
+		items = lastOfEachKey(items) // writePart may have all of them
+		for k := range m.keys {
+			args = append(args, column(items, func(it *item) string { return it.key[k] }))
+		}
+	} else {
+		args = append(args, column(items, func(it *item) string { return m.literal(it.key) }))
 	}
-	return []any{keys, seqs, ops, images}
+	return append(args,
+		column(items, func(it *item) int64 { return int64(it.seq) }),
+		column(items, func(it *item) int16 { return int16(it.op) }),
+		column(items, func(it *item) *string { return it.doc }))
+}
+
+// column is a field of each item, to be a parameter.
+func column[T any](items []item, field func(it *item) T) []T {
+	out := make([]T, len(items))
+	for i := range items {
+		out[i] = field(&items[i])
+	}
+	return out
 }
 
 // lastOfEachKey leaves out events that a later one of the same key makes invisible.

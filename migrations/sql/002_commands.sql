@@ -136,13 +136,13 @@ END $$;
 
 -- lock_writers_out waits until no transaction that wrote to the table is open, and keeps new ones out until the end of
 -- this transaction. It waits a second at a time, so that writers queue behind it for no longer than that.
-CREATE FUNCTION koldstore.lock_writers_out(rel regclass, full_identity boolean) RETURNS void
+CREATE FUNCTION koldstore.lock_writers_out(rel regclass, full_identity boolean, attempts integer DEFAULT 15) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     timeout_before text := pg_catalog.current_setting('lock_timeout');
     blockers       text;
 BEGIN
-    FOR attempt IN 1 .. 15 LOOP
+    FOR attempt IN 1 .. attempts LOOP
         BEGIN
             PERFORM pg_catalog.set_config('lock_timeout', '1s', true);
             IF full_identity THEN
@@ -156,12 +156,21 @@ BEGIN
             PERFORM pg_catalog.pg_sleep(0.2);
         END;
     END LOOP;
-    SELECT pg_catalog.string_agg(DISTINCT l.pid::text, ', ') INTO blockers
-    FROM pg_catalog.pg_locks l
-    WHERE l.relation = rel AND l.granted AND l.pid <> pg_catalog.pg_backend_pid()
-      AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database());
+    -- Who is in the way, oldest transaction first. A prepared transaction has no session.
+    SELECT pg_catalog.string_agg(b.who, '; ' ORDER BY b.since) INTO blockers
+    FROM (SELECT DISTINCT coalesce(
+                     pg_catalog.format('process %s (user %s, application "%s", %s, transaction began %s ago)', a.pid, a.usename, a.application_name, a.state,
+                         pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() - a.xact_start)),
+                     (SELECT pg_catalog.format('prepared transaction "%s" (user %s, prepared %s ago)', p.gid, p.owner,
+                         pg_catalog.date_trunc('second', pg_catalog.clock_timestamp() - p.prepared))
+                      FROM pg_catalog.pg_prepared_xacts p WHERE l.virtualtransaction = '-1/' || p.transaction::text),
+                     'process ' || l.pid) AS who, a.xact_start AS since
+          FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+          WHERE l.relation = rel AND l.granted AND l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid()
+            AND l.mode IN ('RowExclusiveLock', 'ShareUpdateExclusiveLock', 'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+            AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())) b;
     RAISE EXCEPTION 'could not get a moment without writers on table %', rel
-        USING ERRCODE = '55P03', DETAIL = 'Sessions holding locks on it: ' || coalesce(blockers, 'unknown') || '.',
+        USING ERRCODE = '55P03', DETAIL = 'Locked by ' || coalesce(blockers, 'somebody who has let go of it meanwhile') || '.',
               HINT = 'Wait for their transactions to end, then try again.';
 END $$;
 
@@ -195,7 +204,7 @@ BEGIN ATOMIC
                    WHERE p.pubname = 'koldproxy' AND r.prrelid = rel);
 END;
 
-CREATE FUNCTION koldstore.publish(rel regclass) RETURNS void
+CREATE FUNCTION koldstore.publish(rel regclass, attempts integer DEFAULT 15) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     identity "char" := (SELECT relreplident FROM pg_catalog.pg_class WHERE oid = rel);
@@ -203,7 +212,7 @@ BEGIN
     IF EXISTS (SELECT FROM koldstore.published_table t WHERE t.table_oid = rel) AND identity = 'f' AND koldstore.is_published(rel) THEN
         RETURN;
     END IF;
-    PERFORM koldstore.lock_writers_out(rel, identity <> 'f');
+    PERFORM koldstore.lock_writers_out(rel, identity <> 'f', attempts);
     IF NOT koldstore.is_published(rel) THEN
         EXECUTE pg_catalog.format('ALTER PUBLICATION koldproxy ADD TABLE ONLY %s', rel);
     END IF;
@@ -309,7 +318,7 @@ BEGIN
         (SELECT pg_catalog.pg_get_userbyid(c.relowner) FROM pg_catalog.pg_class c WHERE c.oid = source));
 END $$;
 
-CREATE PUBLICATION koldproxy FOR TABLE koldstore.wal_marker;
+CREATE PUBLICATION koldproxy FOR TABLE koldstore.wal_marker WITH (publish_via_partition_root = true);
 
 -- What everybody may see of the catalog: what concerns tables they may read. All of it can be selected from, so that
 -- pg_dump --enable-row-security works for everybody who owns a database; policies decide what comes.
@@ -335,6 +344,7 @@ BEGIN
         EXECUTE pg_catalog.format('CREATE POLICY readers ON %s FOR SELECT USING (%s)', rel.name, CASE rel.relname
             WHEN 'stream' THEN 'koldstore.may_read(table_oid) OR koldstore.is_member(created_by)'
             WHEN 'managed_table' THEN 'koldstore.may_read(table_oid) OR koldstore.is_member(created_by)'
+            WHEN 'gap' THEN 'table_oid IS NULL OR koldstore.may_read(table_oid)'
             WHEN 'stream_status' THEN 'EXISTS (SELECT FROM koldstore.stream s WHERE s.stream_id = stream_status.stream_id)'
             ELSE coalesce(rel.condition, 'false') END);
     END LOOP;
@@ -374,6 +384,71 @@ BEGIN
         USING literals;
 END $$;
 
+-- inlined takes a predicate function apart if it uses nothing but PostgreSQL itself: what it says, which fields of the row it calls
+-- what, and the name of the row in it. NULL if it calls code of users, which only the function itself may run (with the rights
+-- of the table's owner), or if its text is not what create_stream writes.
+CREATE FUNCTION koldstore.inlined(fn oid, OUT judged text, OUT used text, OUT alias text)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT p.parts[1], p.parts[2], p.parts[4]
+    FROM (SELECT pg_catalog.regexp_match(pg_catalog.pg_get_function_sqlbody(fn),
+        '^\s*RETURN \(SELECT (.*) FROM \(SELECT ((?:, |\(x\.r\)\.("(?:[^"]|"")*"|[^\s",()]+) AS (?:"(?:[^"]|"")*"|[^\s",()]+))+) FROM \(SELECT \(\$1\)::.* AS r OFFSET 0\) x\) (.*)\)\s*$') AS parts) AS p
+    WHERE p.parts[4] <> '_ks' AND NOT EXISTS (
+        SELECT FROM pg_catalog.pg_depend d
+        WHERE d.classid = 'pg_catalog.pg_proc'::regclass AND d.objid = fn AND d.deptype = 'n'
+          AND d.refclassid NOT IN ('pg_catalog.pg_namespace'::regclass, 'pg_catalog.pg_class'::regclass)
+          AND NOT (d.refclassid = 'pg_catalog.pg_type'::regclass AND EXISTS (SELECT FROM pg_catalog.pg_type t WHERE t.oid = d.refobjid AND t.typrelid <> 0)))
+$$;
+
+-- judge_query writes the query for judge_rows about rows of a type. Predicates that use nothing but PostgreSQL itself become parts of it,
+-- so that each row is read once, however many they are.
+CREATE FUNCTION koldstore.judge_query(row_type oid, predicates oid[]) RETURNS text
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    words  text;
+    tables text;
+    fields text;
+BEGIN
+    WITH p AS MATERIALIZED (
+        SELECT u.ord, u.fn, i.*
+        FROM pg_catalog.unnest(predicates) WITH ORDINALITY AS u(fn, ord)
+        -- A cast that somebody has made would be another way from the text to the row.
+        LEFT JOIN LATERAL koldstore.inlined(u.fn) AS i ON NOT EXISTS (SELECT FROM pg_catalog.pg_cast c WHERE c.casttarget = row_type)),
+    item AS MATERIALIZED (
+        SELECT p.ord, p.alias, a.attnum, m.parts[2] AS name
+        FROM p
+        CROSS JOIN LATERAL pg_catalog.regexp_matches(p.used, '\(x\.r\)\.("(?:[^"]|"")*"|[^\s",()]+) AS ("(?:[^"]|"")*"|[^\s",()]+)', 'g') AS m(parts)
+        JOIN pg_catalog.pg_type t ON t.oid = row_type
+        JOIN pg_catalog.pg_attribute a ON a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped AND pg_catalog.quote_ident(a.attname) = m.parts[1]),
+    clash AS ( -- one name for several columns, which were renamed meanwhile
+        SELECT i.alias, i.name FROM item i GROUP BY 1, 2 HAVING pg_catalog.count(DISTINCT i.attnum) > 1),
+    inline AS MATERIALIZED (
+        SELECT p.ord, p.alias, p.judged FROM p
+        WHERE p.judged IS NOT NULL AND NOT EXISTS (SELECT FROM item i JOIN clash c ON c.alias = i.alias AND c.name = i.name WHERE i.ord = p.ord))
+    SELECT
+        (SELECT pg_catalog.string_agg(w.word, ', ' ORDER BY w.n)
+         FROM (SELECT (p.ord - 1) / 60 AS n, pg_catalog.string_agg(pg_catalog.format('CASE WHEN %s THEN %s::bigint ELSE 0 END',
+                   coalesce(l.judged, pg_catalog.format('%s(_ks.literal)', p.fn::regproc)), 1::bigint << ((p.ord - 1) % 60)::int), ' | ' ORDER BY p.ord) AS word
+               FROM p LEFT JOIN inline l ON l.ord = p.ord GROUP BY 1) AS w),
+        (SELECT pg_catalog.string_agg(pg_catalog.format(', LATERAL (SELECT %s) AS %s', t.columns, t.alias), '')
+         FROM (SELECT i.alias, pg_catalog.string_agg(DISTINCT pg_catalog.format('_ks.c%s AS %s', i.attnum, i.name), ', ') AS columns
+               FROM item i JOIN inline l ON l.ord = i.ord GROUP BY i.alias) AS t),
+        (SELECT pg_catalog.string_agg(DISTINCT pg_catalog.format(', (s.r).%I AS c%s', a.attname, a.attnum), '')
+         FROM item i JOIN inline l ON l.ord = i.ord
+         JOIN pg_catalog.pg_type t ON t.oid = row_type JOIN pg_catalog.pg_attribute a ON a.attrelid = t.typrelid AND a.attnum = i.attnum)
+    INTO words, tables, fields;
+    RETURN pg_catalog.format(
+        'SELECT _ks.ord, ARRAY[%s]::bigint[]
+         FROM (SELECT s.ord, s.literal%s FROM (SELECT l.ord, l.literal, %s AS r FROM pg_catalog.unnest($1) WITH ORDINALITY AS l(literal, ord) OFFSET 0) AS s OFFSET 0) AS _ks%s',
+        words, fields, CASE WHEN tables IS NULL THEN 'NULL' ELSE 'l.literal::' || row_type::pg_catalog.regtype END, tables);
+END $$;
+
+-- judge_rows runs such a query about literals. matches holds 60 predicates in each of its numbers, the first in the lowest bit.
+CREATE FUNCTION koldstore.judge_rows(query text, literals text[]) RETURNS TABLE (ord bigint, matches bigint[])
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN QUERY EXECUTE query USING literals;
+END $$;
+
 -- eval_predicates judges rows that cannot be shown as JSON.
 CREATE FUNCTION koldstore.eval_predicates(literals text[], predicates oid[]) RETURNS TABLE (ord bigint, matches boolean[])
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -385,6 +460,8 @@ BEGIN
 END $$;
 
 DO $$
+DECLARE
+    fn text;
 BEGIN
     BEGIN
         IF pg_catalog.to_regrole('koldproxy_eval') IS NULL THEN
@@ -400,10 +477,11 @@ BEGIN
         RAISE EXCEPTION '% needs to be a member of the role koldproxy_eval, and may not see to it itself', current_user USING ERRCODE = '42501',
             HINT = pg_catalog.format('Have an administrator run: CREATE ROLE koldproxy_eval NOLOGIN (if it does not exist); GRANT koldproxy_eval TO %I;', current_user);
     END;
-    REVOKE ALL ON FUNCTION koldstore.eval_rows(oid, text[], oid[]), koldstore.eval_predicates(text[], oid[]) FROM PUBLIC;
-    PERFORM koldstore.hand_over('koldstore.eval_rows(oid, text[], oid[])', 'koldproxy_eval');
-    PERFORM koldstore.hand_over('koldstore.eval_predicates(text[], oid[])', 'koldproxy_eval');
-    EXECUTE pg_catalog.format('SET LOCAL ROLE koldproxy_eval; GRANT EXECUTE ON FUNCTION koldstore.eval_rows(oid, text[], oid[]), koldstore.eval_predicates(text[], oid[]) TO %I; SET LOCAL ROLE NONE', current_user);
+    FOREACH fn IN ARRAY ARRAY['eval_rows(oid, text[], oid[])', 'eval_predicates(text[], oid[])', 'judge_query(oid, oid[])', 'judge_rows(text, text[])'] LOOP
+        EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION koldstore.%s FROM PUBLIC', fn);
+        PERFORM koldstore.hand_over('koldstore.' || fn, 'koldproxy_eval');
+        EXECUTE pg_catalog.format('SET LOCAL ROLE koldproxy_eval; GRANT EXECUTE ON FUNCTION koldstore.%s TO %I; SET LOCAL ROLE NONE', fn, current_user);
+    END LOOP;
 END $$;
 
 ---- create above / drop below ----
@@ -420,7 +498,7 @@ BEGIN
 END $$;
 DROP TRIGGER a_requester ON koldstore.command;
 DROP TRIGGER b_execute ON koldstore.command;
-DROP FUNCTION koldstore.eval_predicates, koldstore.eval_rows, koldstore.hand_over, koldstore.is_member, koldstore.guard, koldstore.readers_of, koldstore.refuse_write, koldstore.command_execute, koldstore.command_requester, koldstore.unpublish,
+DROP FUNCTION koldstore.judge_rows, koldstore.judge_query, koldstore.inlined, koldstore.eval_predicates, koldstore.eval_rows, koldstore.hand_over, koldstore.is_member, koldstore.guard, koldstore.readers_of, koldstore.refuse_write, koldstore.command_execute, koldstore.command_requester, koldstore.unpublish,
     koldstore.publish, koldstore.is_published, koldstore.note_shape, koldstore.shape_of, koldstore.lock_writers_out, koldstore.check_table, koldstore.is_owner, koldstore.koldstore_version,
     koldstore.name_of, koldstore.key_may_be_null, koldstore.snowflake_id, koldstore.seq_at, koldstore.event_id, koldstore.may_read, koldstore.assert_readable;
 DROP SEQUENCE koldstore.snowflake_counter;
