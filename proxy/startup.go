@@ -38,8 +38,10 @@ type startupPacket struct {
 // to go on with, which is another one after a TLS handshake, is in's. An error that is a *koldproxy.Error is for the client.
 func readStartup(in *stream, policy clientPolicy) (startupPacket, error) {
 	var tlsDone, gssDone bool
-	if err := in.fill(bufferSize); err != nil {
-		return startupPacket{}, err
+	if len(in.buffered()) == 0 {
+		if err := in.fill(bufferSize); err != nil {
+			return startupPacket{}, err
+		}
 	}
 	if in.buffered()[0] == tlsHandshake {
 		tlsDone = true
