@@ -75,6 +75,13 @@ func newHost(t *testing.T) *host {
 // startApplier runs an applier and waits until it streams.
 func (h *host) startApplier() {
 	h.t.Helper()
+	h.run()
+	h.eventually("the applier streams", func() bool { return h.applier.Status().Streaming })
+}
+
+// run runs an applier, which may have reasons not to stream.
+func (h *host) run() *walapply.Applier {
+	h.t.Helper()
 	log := zerolog.Nop()
 	if os.Getenv("KOLDPROXY_TEST_LOG") != "" {
 		log = zerolog.New(zerolog.NewTestWriter(h.t))
@@ -98,7 +105,7 @@ func (h *host) startApplier() {
 		}
 	}()
 	h.stop = sync.OnceFunc(func() { cancel(); <-done })
-	h.eventually("the applier streams", func() bool { return h.applier.Status().Streaming })
+	return h.applier
 }
 
 func (h *host) stopApplier() {

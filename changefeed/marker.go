@@ -30,9 +30,13 @@ func (t *Target) begin(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence,
 	switch kind {
 	case "shape":
 		return t.beginShape(ctx, tx, uint32(subject), markerField(c, "details"))
+	case "heal":
+		return t.beginHeal(ctx, tx, seqs, c, uint32(subject))
+	case "page":
+		return t.writeBackfill(ctx, tx, seqs, c)
 	case "stream":
 		var seedMax koldproxy.Seq
-		err = tx.QueryRow(ctx, `UPDATE koldstore.stream SET state = 'active' WHERE stream_id = $1 AND state = 'pending' RETURNING seed_max_seq`,
+		err = tx.QueryRow(ctx, `UPDATE koldstore.stream SET state = CASE WHEN seed_job IS NULL THEN 'active' ELSE 'seeding' END WHERE stream_id = $1 AND state = 'pending' RETURNING seed_max_seq`,
 			subject).Scan(&seedMax)
 		if err == nil {
 			seqs.Raise(seedMax)

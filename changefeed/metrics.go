@@ -6,6 +6,7 @@ import "github.com/prometheus/client_golang/prometheus"
 type Metrics struct {
 	mirrorRows  prometheus.Counter
 	seededRows  prometheus.Counter
+	healedRows  prometheus.Counter
 	events      prometheus.Counter
 	eventsLost  *prometheus.CounterVec
 	quarantined prometheus.Counter
@@ -24,6 +25,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		mirrorRows: counter("koldproxy_changefeed_mirror_rows_total", "Rows written to mirrors by live changes."),
 		seededRows: counter("koldproxy_changefeed_seeded_rows_total", "Rows copied into mirrors from existing tables."),
+		healedRows: counter("koldproxy_changefeed_healed_rows_total", "Rows of mirrors that were brought in line with their tables after changes may have been missed."),
 		events:     counter("koldproxy_changefeed_events_total", "Events appended to stream logs."),
 		eventsLost: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "koldproxy_stream_events_lost_total",
@@ -40,20 +42,21 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		}, []string{"kind", "outcome"}),
 	}
 	if r != nil {
-		r.MustRegister(m.mirrorRows, m.seededRows, m.events, m.eventsLost, m.quarantined, m.broken, m.published, m.skipped, m.swept, m.demands)
+		r.MustRegister(m.mirrorRows, m.seededRows, m.healedRows, m.events, m.eventsLost, m.quarantined, m.broken, m.published, m.skipped, m.swept, m.demands)
 	}
 	return m
 }
 
 // tally is what a transaction has done so far.
 type tally struct {
-	mirrorRows, seededRows, events, quarantined, broken int64
-	lost                                                map[string]int64
+	mirrorRows, seededRows, healedRows, events, quarantined, broken int64
+	lost                                                            map[string]int64
 }
 
 func (m *Metrics) add(t tally) {
 	m.mirrorRows.Add(float64(t.mirrorRows))
 	m.seededRows.Add(float64(t.seededRows))
+	m.healedRows.Add(float64(t.healedRows))
 	m.events.Add(float64(t.events))
 	m.quarantined.Add(float64(t.quarantined))
 	m.broken.Add(float64(t.broken))

@@ -29,6 +29,12 @@ func (t *Target) Background(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequ
 		}
 		t.tidied = true
 	}
+	if tab, s := t.backfillDue(); s != nil {
+		if err := t.readBackfill(ctx, tx, tab, s); err != nil {
+			return false, err
+		}
+		return t.cat == nil || t.page == nil || t.seedDue() != nil, nil
+	}
 	if t.seedDue() == nil {
 		return false, nil
 	}
@@ -69,8 +75,9 @@ func (t *Target) seedDue() *table {
 // endAbandonedSeeds ends the jobs of tables that were dropped before their seed was through; somebody may wait for them.
 func (t *Target) endAbandonedSeeds(ctx context.Context, tx pgx.Tx) error {
 	_, err := tx.Exec(ctx, `UPDATE koldstore.job j SET status = 'error', error = 'the table is not managed any more', ended_at = pg_catalog.clock_timestamp()
-		WHERE j.job_type = 'seed' AND j.status IN ('queued', 'running')
-		  AND NOT EXISTS (SELECT FROM koldstore.managed_table m WHERE m.seed_job = j.job_id AND m.state IN ('pending', 'seeding'))`)
+		WHERE j.job_type IN ('seed', 'heal') AND j.status IN ('queued', 'running')
+		  AND NOT EXISTS (SELECT FROM koldstore.managed_table m WHERE m.table_oid = j.table_oid AND m.state IN ('pending', 'seeding', 'healing'))
+		  AND NOT EXISTS (SELECT FROM koldstore.managed_table m WHERE m.table_oid = j.table_oid AND j.job_type = 'heal' AND j.status = 'queued')`)
 	if err != nil {
 		return fmt.Errorf("end abandoned seeds: %w", err)
 	}
@@ -91,8 +98,10 @@ const lockedPause = 20 * time.Millisecond
 
 func (t *Target) seedPage(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, tab *table, last bool) error {
 	var key *string
-	err := tx.QueryRow(ctx, `SELECT seed_key FROM koldstore.managed_table
-		WHERE mirror_oid = $1 AND state = 'seeding' FOR NO KEY UPDATE SKIP LOCKED`, tab.mirror.oid).Scan(&key)
+	var h healing
+	err := tx.QueryRow(ctx, `SELECT seed_key, coalesce(heal_step, ''), heal_seq, heal_through, generation FROM koldstore.managed_table
+		WHERE mirror_oid = $1 AND state IN ('seeding', 'healing') FOR NO KEY UPDATE SKIP LOCKED`, tab.mirror.oid).
+		Scan(&key, &h.step, &h.seq, &h.through, &h.generation)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return t.seedLocked(ctx, tx, tab)
 	}
@@ -103,7 +112,12 @@ func (t *Target) seedPage(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequen
 	if limit == 0 {
 		limit = min(firstPage, t.cfg.SeedRows)
 	}
-	page, err := readPage(ctx, tx, tab, key, limit)
+	var page *seedPage
+	if h.seqs() {
+		err = t.healPage(ctx, tx, seqs, tab, &h, last)
+	} else {
+		page, err = readPage(ctx, tx, tab, key, limit)
+	}
 	var foreign *foreignCodeError
 	switch {
 	case errors.Is(err, errBusy):
@@ -113,8 +127,14 @@ func (t *Target) seedPage(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequen
 			return err
 		}
 		return t.giveUpSeed(ctx, tx, tab, foreign.reason)
-	case err != nil:
+	case err != nil || h.seqs():
 		return err
+	}
+	n := len(page.rows)
+	if h.step != "" {
+		if err := t.leaveMissing(ctx, tx, tab, page); err != nil {
+			return err
+		}
 	}
 	ruined, err := t.writePage(ctx, tx, seqs.Reserve(int64(limit), t.cfg.Now()), tab, page, last)
 	if err != nil {
@@ -126,8 +146,8 @@ func (t *Target) seedPage(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequen
 	if ruined != "" {
 		return t.giveUpSeed(ctx, tx, tab, ruined)
 	}
-	tab.mirror.page = min(max(pageBytes/(page.bytes/max(len(page.rows), 1)+1), 1), t.cfg.SeedRows)
-	return t.notePage(ctx, tx, tab, page, len(page.rows) < limit)
+	tab.mirror.page = min(max(pageBytes/(page.bytes/max(n, 1)+1), 1), t.cfg.SeedRows)
+	return t.notePage(ctx, tx, tab, page, n, n < limit)
 }
 
 // A page is as large as fits into pageBytes, judged by the page before; the first one has at most firstPage rows.
@@ -139,6 +159,7 @@ const (
 // seedPage is a part of a table in the order of its key.
 type seedPage struct {
 	rows, keys []string // literals of the table's row type, and of the mirror's
+	last       *string  // the last key; nil if there is none
 	bytes      int
 	written    int64
 }
@@ -157,7 +178,7 @@ func readPage(ctx context.Context, tx pgx.Tx, tab *table, after *string, limit i
 	// The limit is a constant and the first page has no condition, so that a plan made for unknown parameters walks the
 	// primary key too.
 	sql := fmt.Sprintf(`SELECT pg_catalog.format('%%s', _ks_row), pg_catalog.format('%%s', %s)
-		FROM ONLY %s _ks_row %s ORDER BY %s LIMIT %d`, m.record(column), tab.name, where, order, limit)
+		FROM %s _ks_row %s ORDER BY %s LIMIT %d`, m.record(column), tab.from(), where, order, limit)
 	err := readTable(ctx, tx, tab, func() error {
 		rows, err := tx.Query(ctx, sql, args...)
 		if err != nil {
@@ -170,6 +191,10 @@ func readPage(ctx context.Context, tx pgx.Tx, tab *table, after *string, limit i
 		})
 		return err
 	})
+	if n := len(page.keys); n > 0 {
+		last := page.keys[n-1] // the page may be thinned out
+		page.last = &last
+	}
 	return page, err
 }
 
@@ -215,30 +240,35 @@ func (t *Target) quarantineSeed(ctx context.Context, tx pgx.Tx, tab *table, seq 
 	return nil
 }
 
-// notePage remembers where the seed is, and that it is done if the page was short.
-func (t *Target) notePage(ctx context.Context, tx pgx.Tx, tab *table, page *seedPage, done bool) error {
-	var lastKey *string
-	if n := len(page.keys); n > 0 {
-		lastKey = &page.keys[n-1]
-	}
+// notePage remembers where the seed is after a page of so many rows, and that it is done if the page was short.
+func (t *Target) notePage(ctx context.Context, tx pgx.Tx, tab *table, page *seedPage, rows int, done bool) error {
 	_, err := tx.Exec(ctx, `WITH noted AS (
-			UPDATE koldstore.managed_table SET seed_key = coalesce($2, seed_key), state = CASE WHEN $3 THEN 'active' ELSE state END
-			WHERE mirror_oid = $1 RETURNING seed_job)
-		UPDATE koldstore.job j
-		SET status = CASE WHEN $3 THEN 'completed' ELSE 'running' END, started_at = coalesce(j.started_at, pg_catalog.clock_timestamp()),
-		    ended_at = CASE WHEN $3 THEN pg_catalog.clock_timestamp() END,
-		    progress = pg_catalog.jsonb_build_object('rows', coalesce((j.progress ->> 'rows')::bigint, 0) + $4::bigint)
-		FROM noted WHERE j.job_id = noted.seed_job`, tab.mirror.oid, lastKey, done, page.written)
+			UPDATE koldstore.managed_table SET seed_key = coalesce($2, seed_key), state = CASE WHEN $3 THEN 'active' ELSE state END,
+			    heal_step = CASE WHEN NOT $3 THEN heal_step END
+			WHERE mirror_oid = $1 RETURNING seed_job)`+jobSQL, tab.mirror.oid, page.last, done, page.written, rows)
 	if err != nil {
 		return err
 	}
 	t.done.seededRows += page.written
 	if done {
 		tab.mirror.seeding = false
+		if _, err := tx.Exec(ctx, `DROP TABLE IF EXISTS `+tab.mirror.scratch()); err != nil {
+			return err
+		}
 		t.log.Info().Str("table", tab.name).Msg("mirror is seeded")
 	}
 	return nil
 }
+
+// jobSQL brings the job of a table up to date; it goes on from a statement named noted. $3 says whether the job is done, $4 and $5
+// how many rows were written and looked at.
+const jobSQL = `
+		UPDATE koldstore.job j
+		SET status = CASE WHEN $3 THEN 'completed' ELSE 'running' END, started_at = coalesce(j.started_at, pg_catalog.clock_timestamp()),
+		    ended_at = CASE WHEN $3 THEN pg_catalog.clock_timestamp() END,
+		    progress = j.progress || pg_catalog.jsonb_build_object('rows', coalesce((j.progress ->> 'rows')::bigint, 0) + $4::bigint,
+		        'checked', coalesce((j.progress ->> 'checked')::bigint, 0) + $5::bigint)
+		FROM noted WHERE j.job_id = noted.seed_job`
 
 // seedLocked waits a moment for a row that somebody has locked, or finds that it is gone.
 func (t *Target) seedLocked(ctx context.Context, tx pgx.Tx, tab *table) error {

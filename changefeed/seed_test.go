@@ -68,7 +68,7 @@ func TestSeedGoesOnAfterRestart(t *testing.T) {
 	}
 	h.fence()
 	h.expect(`SELECT count(*), count(DISTINCT seq), min(op), max(op), bool_and(m.row_image = to_jsonb(u.*)) FROM koldstore.u__cl m JOIN u USING (a, b)`, "1000 1000 1 1 t")
-	h.expect(`SELECT j.status, j.progress, j.started_at <= j.ended_at FROM koldstore.job j`, `completed {"rows": 1000} t`)
+	h.expect(`SELECT j.status, j.progress, j.started_at <= j.ended_at FROM koldstore.job j`, `completed {"rows": 1000, "checked": 1000} t`)
 	h.expect(`SELECT bool_and(ordered) FROM (SELECT seq > lag(seq, 1, 0::bigint) OVER (ORDER BY b, a) AS ordered FROM koldstore.u__cl) x`, "t")
 	h.expect(`SELECT max(m.seq) <= max(c.watermark) FROM koldstore.u__cl m, koldstore.checkpoint c`, "t")
 }
@@ -80,7 +80,7 @@ func TestSeedOfAnEmptyTable(t *testing.T) {
 	h.exec(`CREATE TABLE u (id int PRIMARY KEY)`)
 	h.manage("u")
 	h.fence()
-	h.expect(`SELECT m.state, j.status, j.progress FROM koldstore.managed_table m JOIN koldstore.job j ON j.job_id = m.seed_job`, `active completed {"rows": 0}`)
+	h.expect(`SELECT m.state, j.status, j.progress FROM koldstore.managed_table m JOIN koldstore.job j ON j.job_id = m.seed_job`, `active completed {"rows": 0, "checked": 0}`)
 }
 
 // Rows that do not become JSON are in quarantine; the others are in the mirror.
@@ -92,5 +92,5 @@ func TestSeedSkipsBadRows(t *testing.T) {
 	h.fence()
 	h.expect(`SELECT count(*) FROM koldstore.j__cl`, "96")
 	h.expect(`SELECT (row_text::j).id, sqlstate FROM koldstore.quarantine ORDER BY seq`, "1 22P05", "50 22P05", "51 22P05", "100 22P05")
-	h.expect(`SELECT status, progress FROM koldstore.job`, `completed {"rows": 96}`)
+	h.expect(`SELECT status, progress FROM koldstore.job`, `completed {"rows": 96, "checked": 100}`)
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/koldproxy/koldproxy"
@@ -22,6 +21,7 @@ func (t *Target) applyTruncate(ctx context.Context, tx pgx.Tx, seqs *koldproxy.S
 	if t.cat.tables[c.Relation.OID] == nil {
 		return nil
 	}
+	t.voidBackfill(c.Relation.OID)
 	return t.repeatIfStale(ctx, tx, func(last bool) error {
 		tab := t.cat.tables[c.Relation.OID]
 		if tab == nil {
@@ -84,21 +84,9 @@ const coldPageRows = 10_000
 
 // truncateCold writes tombstones for keys that are live in cold storage and not in the mirror.
 func (t *Target) truncateCold(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, tab *table, generation int64) error {
-	var segments []uuid.UUID
-	rows, err := tx.Query(ctx, `SELECT s.segment_id::text FROM koldstore.segment s WHERE s.table_oid = $1 AND s.state = 'active' ORDER BY s.max_seq`, tab.oid)
-	if err != nil {
+	segments, err := coldSegments(ctx, tx, tab, -1)
+	if err != nil || len(segments) == 0 {
 		return err
-	}
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil || len(ids) == 0 {
-		return err
-	}
-	for _, id := range ids {
-		parsed, err := uuid.Parse(id)
-		if err != nil {
-			return err
-		}
-		segments = append(segments, parsed)
 	}
 	if t.cfg.Cold == nil {
 		return errors.New("the table has cold segments and no cold storage is configured")
@@ -164,11 +152,15 @@ func (t *Target) truncateStream(ctx context.Context, tx pgx.Tx, seqs *koldproxy.
 	if s.preImage {
 		old, oldValue = ", old", ", live.doc"
 	}
+	first := seqs.Reserve(n, t.cfg.Now())
+	if err := t.makeRoom(ctx, tx, s, koldproxy.EventID(first+koldproxy.Seq(n-1), c.CommitLSN)); err != nil {
+		return err
+	}
 	_, err := tx.Exec(ctx, fmt.Sprintf(`WITH live AS (%s),
 		written AS (INSERT INTO %s (id, op, k, ts, doc%s)
 			SELECT koldstore.event_id($1 + live.n, $2::text::pg_lsn), 'delete', live.k, $3, live.doc%s FROM live)
 		UPDATE koldstore.stream_status SET events = events + $4 WHERE stream_id = $5`, live, s.log, old, oldValue),
-		int64(seqs.Reserve(n, t.cfg.Now())), c.CommitLSN.String(), c.CommitTime, n, s.id)
+		int64(first), c.CommitLSN.String(), c.CommitTime, n, s.id)
 	t.done.events += n
 	return err
 }

@@ -126,7 +126,7 @@ func (s *Store) runningHere(id uuid.UUID) <-chan struct{} {
 }
 
 // claim takes a queued job, the given one or the oldest, and marks it as running here. No job is nil. Jobs of tables that are
-// still being seeded stay in the queue.
+// still being seeded or healed stay in the queue.
 func (s *Store) claim(ctx context.Context, id *uuid.UUID) (*job, error) {
 	j := &job{}
 	var args []byte
@@ -138,7 +138,7 @@ func (s *Store) claim(ctx context.Context, id *uuid.UUID) (*job, error) {
 			UPDATE koldstore.job SET status = 'running', started_at = clock_timestamp()
 			WHERE job_id = (
 				SELECT j.job_id FROM koldstore.job j LEFT JOIN koldstore.managed_table m ON m.table_oid = j.table_oid
-				WHERE j.job_type = 'flush' AND j.status = 'queued' AND coalesce(m.state, '') NOT IN ('pending', 'seeding') AND ($1::uuid IS NULL OR j.job_id = $1)
+				WHERE j.job_type = 'flush' AND j.status = 'queued' AND coalesce(m.state, '') NOT IN ('pending', 'seeding', 'healing') AND ($1::uuid IS NULL OR j.job_id = $1)
 				ORDER BY j.created_at FOR UPDATE OF j SKIP LOCKED LIMIT 1)
 			RETURNING job_id, table_oid, args, started_at, coalesce((progress ->> 'rows_flushed')::bigint, 0), coalesce((progress ->> 'segments')::bigint, 0)`, id).
 			Scan(&j.id, &j.table, &args, &j.startedAt, &j.rows, &j.segments)

@@ -68,6 +68,8 @@ type Status struct {
 	LastCommit time.Time
 	// BacklogBytes is the size of decoded changes in memory that have not been applied.
 	BacklogBytes int64
+	// RetainedBytes is the write-ahead log that the server keeps because of the slot, as of the last look.
+	RetainedBytes int64
 	// Err is why nothing is applied at the moment, or why applying began again and has not succeeded since. Nil when all
 	// is well, and on an instance that waits for leadership.
 	Err error

@@ -19,17 +19,18 @@ type checkpoint struct {
 	watermark koldproxy.Seq
 	epoch     int64
 	gap       string // why changes may be missing; empty if none are
+	anew      bool   // somebody wants the gap closed, whatever the configuration says
 }
 
 // begun says whether a slot has been made for this checkpoint, so that the two belong together.
 func (cp *checkpoint) begun() bool { return cp.systemID != "" || cp.applied > 0 }
 
-const checkpointColumns = `slot_name, coalesce(system_identifier, ''), coalesce(timeline, 0), applied_lsn::text, watermark, epoch, coalesce(gap, '')`
+const checkpointColumns = `slot_name, coalesce(system_identifier, ''), coalesce(timeline, 0), applied_lsn::text, watermark, epoch, coalesce(gap, ''), begin_anew`
 
 func scanCheckpoint(row pgx.Row) (checkpoint, error) {
 	var cp checkpoint
 	var lsn string
-	err := row.Scan(&cp.slot, &cp.systemID, &cp.timeline, &lsn, &cp.watermark, &cp.epoch, &cp.gap)
+	err := row.Scan(&cp.slot, &cp.systemID, &cp.timeline, &lsn, &cp.watermark, &cp.epoch, &cp.gap, &cp.anew)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return cp, &SetupError{Problem: "koldstore.checkpoint is empty", Hint: "restore its row from a backup, or remove the schema and run koldproxy migrate up"}
 	}
@@ -89,9 +90,10 @@ func (cp *checkpoint) begin(ctx context.Context, conn *pgx.Conn, at koldproxy.LS
 }
 
 // recordGap stores why changes may be missing, unless a gap is known already or the operator has begun anew meanwhile.
-func (cp *checkpoint) recordGap(ctx context.Context, conn *pgx.Conn, problem string) error {
-	_, err := conn.Exec(ctx, `UPDATE koldstore.checkpoint SET gap = $1, gap_at = now()
-		WHERE epoch = $2 AND gap IS NULL AND coalesce(system_identifier, '') = $3`, problem, cp.epoch, cp.systemID)
+// anew says that it will be closed at once.
+func (cp *checkpoint) recordGap(ctx context.Context, conn *pgx.Conn, problem string, anew bool) error {
+	_, err := conn.Exec(ctx, `UPDATE koldstore.checkpoint SET gap = $1, gap_at = now(), begin_anew = $4
+		WHERE epoch = $2 AND gap IS NULL AND coalesce(system_identifier, '') = $3`, problem, cp.epoch, cp.systemID, anew)
 	if err != nil {
 		return fmt.Errorf("record the gap: %w", err)
 	}

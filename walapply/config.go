@@ -42,7 +42,16 @@ type Config struct {
 	// a mirror, its catalog) before they are terminated; default 30 s, 0 for ever.
 	LockWait time.Duration
 
-	// WatchInterval is how often the publication is compared with the tables that are followed; default 3 s.
+	// OnGap says what to do when changes may be missing: [OnGapHeal], the default, or [OnGapStop].
+	OnGap string
+
+	// WarnRetainedBytes is how much write-ahead log the slot may hold back before that is logged and shown; default 1 GiB,
+	// 0 never. At MaxRetainedBytes the slot is given up and made anew, which is a gap, rather than let the log fill the
+	// disk; default 0, never. Only the leader watches.
+	WarnRetainedBytes, MaxRetainedBytes int64
+
+	// WatchInterval is how often the publication is compared with the tables that are followed, and the log that the slot
+	// holds back is measured; default 3 s.
 	WatchInterval time.Duration
 
 	// WhileLeading, if set, runs while this instance leads and the slot is in order. Its context ends with leadership,
@@ -66,8 +75,19 @@ func DefaultConfig(dsn string) Config {
 		RetryMax:         5 * time.Second,
 		LockWait:         30 * time.Second,
 		WatchInterval:    3 * time.Second,
+		OnGap:            OnGapHeal,
+
+		WarnRetainedBytes: 1 << 30,
 	}
 }
+
+// What [Config.OnGap] may be.
+const (
+	// OnGapHeal makes a new slot and has every feed compared with its table; streams go on with a hole that they show.
+	OnGapHeal = "heal"
+	// OnGapStop applies nothing until somebody calls koldstore.heal_gap().
+	OnGapStop = "stop"
+)
 
 // Validate reports everything that is wrong with c, in the terms of the configuration file. Nothing of the DSN is repeated.
 func (c Config) Validate() error {
@@ -77,6 +97,12 @@ func (c Config) Validate() error {
 	}
 	if c.Publication == "" || len(c.Publication) > 63 {
 		errs = append(errs, errors.New("apply.publication: want a name of 1 to 63 bytes"))
+	}
+	if c.OnGap != OnGapHeal && c.OnGap != OnGapStop {
+		errs = append(errs, fmt.Errorf("apply.on_gap: want %q or %q, not %q", OnGapHeal, OnGapStop, c.OnGap))
+	}
+	if c.WarnRetainedBytes < 0 || c.MaxRetainedBytes < 0 {
+		errs = append(errs, errors.New("apply.warn_retained_mib, apply.max_retained_mib: want 0 or a positive number"))
 	}
 	for _, n := range []struct {
 		key   string

@@ -18,8 +18,12 @@ type SetupError struct {
 	// Problem is what is wrong, Hint what to do about it; both are complete sentences without a full stop.
 	Problem, Hint string
 	// Gap says that changes may be missing. Such a problem is written to koldstore.checkpoint and stays there, whatever
-	// becomes of its cause, until somebody has begun anew as docs/operations.md describes.
+	// becomes of its cause, until applying has begun anew.
 	Gap bool
+	// final is a gap that is not closed automatically.
+	final bool
+	// abandon means that the slot is to be dropped at once.
+	abandon bool
 }
 
 // Error returns problem and hint.

@@ -17,13 +17,14 @@ import (
 
 // A gap is a position that the server cannot continue from, or cannot be trusted to: changes may be missing that nobody can
 // bring back. What shows it may vanish again (a slot of the same name is made by hand), the missing changes stay missing. So
-// a gap is written down, and nothing is applied until an operator has begun anew.
+// a gap is written down, and nothing is applied until applying has begun anew (see beginAnew): by itself or, with OnGapStop,
+// when an operator wants it.
 
 // gap is the error of a gap.
 func gap(format string, args ...any) *SetupError {
 	return &SetupError{
 		Problem: fmt.Sprintf(format, args...),
-		Hint:    `changes may be missing, so nothing is applied; docs/operations.md, "Gaps", says how to begin anew`,
+		Hint:    `changes may be missing, so nothing is applied until koldstore.heal_gap() is called; see docs/operations.md, "Gaps"`,
 		Gap:     true,
 	}
 }
@@ -43,7 +44,14 @@ func (s *session) noteGap(ctx context.Context, err error) error {
 	if s.cp.gap != "" || ctx.Err() != nil || s.conn.IsClosed() { // the next session finds it again
 		return err
 	}
-	return errors.Join(err, s.cp.recordGap(ctx, s.conn, setup.Problem))
+	if noted := s.cp.recordGap(ctx, s.conn, setup.Problem, s.a.cfg.OnGap == OnGapHeal && !setup.final); noted != nil || !setup.abandon {
+		return errors.Join(err, noted)
+	}
+	slot, free := freeSlot(ctx, s.conn, s.cp.slot)
+	if free == nil && slot.exists && slot.ours {
+		free = s.dropSlot(ctx)
+	}
+	return errors.Join(err, free)
 }
 
 // remembered is what this process told a slot last.
@@ -102,6 +110,7 @@ func checkCopy(ctx context.Context, db Querier, cp *checkpoint) error {
 		Problem: fmt.Sprintf("the catalog in database %s is a copy of that of %s: it names replication slot %s", name, of, cp.slot),
 		Hint:    `nothing is applied here; docs/operations.md, "Copies", says how to adopt a copy; leave the slot alone, it belongs to the other database`,
 		Gap:     cp.begun(),
+		final:   true,
 	}
 }
 

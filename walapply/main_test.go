@@ -125,6 +125,7 @@ func (d *database) config() walapply.Config {
 	cfg := walapply.DefaultConfig(d.dsn)
 	cfg.RetryMin, cfg.RetryMax = 10*time.Millisecond, 200*time.Millisecond
 	cfg.TakeoverInterval = 50 * time.Millisecond
+	cfg.OnGap = walapply.OnGapStop
 	return cfg
 }
 

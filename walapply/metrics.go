@@ -13,6 +13,8 @@ type Metrics struct {
 	unpublished  prometheus.Counter
 	leading      prometheus.Gauge
 	gap          prometheus.Gauge
+	gaps         prometheus.Counter
+	retained     prometheus.Gauge
 	lagSeconds   prometheus.Gauge
 	backlog      prometheus.Gauge
 	acknowledged prometheus.Gauge
@@ -53,7 +55,15 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		}),
 		gap: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "koldproxy_walapply_gap",
-			Help: "1 while nothing is applied because changes may be missing and an operator has to begin anew.",
+			Help: "1 while nothing is applied because changes may be missing.",
+		}),
+		gaps: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "koldproxy_walapply_gaps_total",
+			Help: "Gaps after which applying began anew: streams have a hole, feeds were compared with their tables.",
+		}),
+		retained: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "koldproxy_walapply_retained_bytes",
+			Help: "Write-ahead log that the server keeps because of the slot.",
 		}),
 		leading: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "koldproxy_walapply_leading",
@@ -73,7 +83,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.rows, m.transactions, m.batchSeconds, m.errors, m.sessions, m.terminated, m.unpublished, m.leading, m.gap, m.lagSeconds, m.backlog, m.acknowledged)
+		reg.MustRegister(m.rows, m.transactions, m.batchSeconds, m.errors, m.sessions, m.terminated, m.unpublished, m.leading, m.gap, m.gaps, m.retained, m.lagSeconds, m.backlog, m.acknowledged)
 	}
 	return m
 }

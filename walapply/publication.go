@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // The publication is an object of the database that others can alter. What it leaves out is not in the stream, and nothing
@@ -117,8 +118,17 @@ func (s *session) checkPublication(ctx context.Context) (marked bool, err error)
 	if err != nil {
 		return false, err
 	}
+	heal := s.a.cfg.OnGap == OnGapHeal
+	if heal && p.exists && s.cp.begun() {
+		if reason := p.affectsAll(); reason != "" {
+			return false, gap("%s", reason)
+		}
+	}
 	if p.exists {
 		faults, err := p.faults(ctx, s.conn, followedTables)
+		if err == nil && heal {
+			faults, err = s.repair(ctx, faults)
+		}
 		if err == nil && len(faults) > 0 {
 			marked, err = true, s.markBroken(ctx, faults)
 		}
@@ -127,6 +137,36 @@ func (s *session) checkPublication(ctx context.Context) (marked bool, err error)
 		}
 	}
 	return marked, p.check(&s.cp)
+}
+
+// repair publishes tables again, each in a transaction of its own, and has their feeds healed from there on. It returns those
+// that cannot be captured any more. A table that somebody is writing to is tried again the next time.
+func (s *session) repair(ctx context.Context, faults []fault) (beyond []fault, err error) {
+	s.busySince.Store(time.Now().UnixNano())
+	defer s.busySince.Store(0)
+	for _, f := range faults {
+		err := pgx.BeginFunc(ctx, s.conn, func(tx pgx.Tx) error {
+			if err := fence(ctx, tx, s.epoch); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, `SELECT koldstore.repair_table($1, $2)`, f.table, f.reason)
+			return err
+		})
+		var pg *pgconn.PgError
+		switch {
+		case err == nil:
+			s.a.metrics.unpublished.Inc()
+			s.a.log.Warn().Str("table", f.name).Str("reason", f.reason).Msg("published a table again: its streams have a hole, its feed is compared with it")
+		case sqlState(err) == "55P03": // lock_not_available
+			s.a.log.Warn().Str("table", f.name).Str("reason", f.reason).Msg("a table has to be published again, and somebody is writing to it all the time")
+		case errors.As(err, &pg) && pg.Code == "55000":
+			f.reason += "; " + pg.Message
+			beyond = append(beyond, f)
+		default:
+			return nil, fmt.Errorf("publish table %s again: %w", f.name, err)
+		}
+	}
+	return beyond, nil
 }
 
 // markBroken takes streams and feeds of the tables out for good: changes of theirs are missing.

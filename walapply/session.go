@@ -61,7 +61,12 @@ func (s *session) follow(ctx context.Context) error {
 		return err
 	}
 	if s.cp.gap != "" {
-		return gap("%s", s.cp.gap)
+		if s.a.cfg.OnGap == OnGapStop && !s.cp.anew {
+			return gap("%s", s.cp.gap)
+		}
+		if err := s.beginAnew(ctx); err != nil {
+			return err
+		}
 	}
 	wal, err := s.a.connectReplication(ctx)
 	if err != nil {
@@ -200,6 +205,7 @@ func (s *session) stream(parent context.Context, wal *pgconn.PgConn, slot slotSt
 		interval = min(interval, max(timeout/3, time.Millisecond))
 	}
 	group.Go(func() error { return ack.run(ctx, interval) })
+	group.Go(func() error { return (&retainedWatch{a: s.a}).run(ctx, s.cp.slot) })
 	received := make(chan struct{})
 	go func() {
 		defer close(received)

@@ -199,6 +199,7 @@ BEGIN
     WHERE s.table_oid = m.table_oid AND s.state = 'active';
     UPDATE koldstore.job j SET status = 'cancelled', ended_at = pg_catalog.clock_timestamp()
     WHERE j.table_oid = m.table_oid AND j.status IN ('queued', 'running');
+    EXECUTE pg_catalog.format('DROP TABLE IF EXISTS koldstore.%I', 'heal_' || m.mirror_oid);
     EXECUTE pg_catalog.format('DROP TABLE %s', m.mirror_oid::pg_catalog.regclass);
     DELETE FROM koldstore.managed_table t WHERE t.table_oid = m.table_oid;
     PERFORM koldstore.unpublish(m.table_oid);
@@ -372,7 +373,7 @@ BEGIN
             HINT = 'SELECT koldstore.manage_table(…) gives a table a change feed.';
     ELSIF m.state = 'broken' THEN
         RAISE EXCEPTION 'the change feed of table "%" is broken: %', koldstore.name_of(rel), m.reason USING ERRCODE = '55000';
-    ELSIF m.state <> 'active' THEN
+    ELSIF m.state NOT IN ('active', 'healing') THEN
         RAISE EXCEPTION 'the change feed of table "%" is still being seeded', koldstore.name_of(rel) USING ERRCODE = '55000',
             HINT = 'SELECT koldstore.wait_for_async_mirror() waits for that; koldstore.list_jobs() shows how far it is.';
     ELSIF since_seq > 0 AND since_seq < m.floor THEN
@@ -540,7 +541,8 @@ BEGIN
     INSERT INTO koldstore.command (verb, args) VALUES ('cancel_job', pg_catalog.jsonb_build_object('job_id', job_id)) RETURNING result INTO answer;
     RETURN (answer ->> 'ok')::boolean;
 END $$;
-COMMENT ON FUNCTION koldstore.cancel_job IS 'Cancels a flush that is still queued. Returns false when there is no such job any more.';
+COMMENT ON FUNCTION koldstore.cancel_job IS
+    'Cancels a flush that is still queued, or the seed or healing of a feed, which is broken then: part of it would be missing. Returns false when there is no such job any more.';
 
 CREATE FUNCTION koldstore.do_cancel_job(requester name, args jsonb) RETURNS jsonb
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -549,7 +551,8 @@ DECLARE
     done bigint;
 BEGIN
     UPDATE koldstore.job j SET status = 'cancelled', ended_at = pg_catalog.clock_timestamp()
-    WHERE j.job_id = (args ->> 'job_id')::uuid AND j.job_type = 'flush' AND j.status = 'queued' AND koldstore.is_owner(requester, j.table_oid);
+    WHERE j.job_id = id AND koldstore.is_owner(requester, j.table_oid)
+      AND (j.job_type = 'flush' AND j.status = 'queued' OR j.job_type IN ('seed', 'heal') AND j.status IN ('queued', 'running'));
     GET DIAGNOSTICS done = ROW_COUNT;
     RETURN pg_catalog.jsonb_build_object('ok', done > 0);
 END $$;
@@ -583,17 +586,15 @@ BEGIN
     LOOP
         SELECT r.confirmed_flush_lsn, r.active INTO s FROM pg_catalog.pg_replication_slots r
         WHERE r.slot_name = slot AND r.database = pg_catalog.current_database();
-        IF NOT FOUND THEN
-            RAISE EXCEPTION 'changes of database "%" are not being applied', pg_catalog.current_database() USING ERRCODE = '55000',
-                DETAIL = pg_catalog.format('This database has no replication slot "%s".', slot),
-                HINT = 'koldproxy makes it when it first starts on a database; if it had one, see docs/operations.md about gaps.';
-        END IF;
-        IF EXISTS (SELECT FROM koldstore.checkpoint c WHERE c.gap IS NOT NULL) THEN
-            RAISE EXCEPTION 'changes of database "%" are not being applied: %', pg_catalog.current_database(), (SELECT c.gap FROM koldstore.checkpoint c)
+        -- A gap that koldproxy is about to close, with a new slot, is waited for.
+        SELECT c.gap, c.begin_anew INTO gap, closing FROM koldstore.checkpoint c;
+        IF gap IS NOT NULL AND NOT closing THEN
+            RAISE EXCEPTION 'changes of database "%" are not being applied: %', pg_catalog.current_database(), gap
                 USING ERRCODE = '55000', HINT = 'See docs/operations.md about gaps.';
         END IF;
-        EXIT WHEN s.confirmed_flush_lsn >= target AND NOT EXISTS (
-            SELECT FROM koldstore.job j WHERE j.job_type = 'seed' AND j.status IN ('queued', 'running') AND j.created_at < pg_catalog.transaction_timestamp());
+        EXIT WHEN s.confirmed_flush_lsn >= target AND gap IS NULL AND NOT EXISTS (
+            SELECT FROM koldstore.job j WHERE j.status IN ('queued', 'running')
+            AND (j.job_type = 'seed' AND j.created_at < pg_catalog.transaction_timestamp() OR j.job_type = 'heal'));
         IF s.active THEN
             idle_since := NULL;
         ELSE
@@ -608,7 +609,7 @@ BEGIN
             RAISE EXCEPTION 'the mirror did not catch up within %', timeout USING ERRCODE = '57014',
                 DETAIL = CASE WHEN s.confirmed_flush_lsn >= target THEN 'Waiting for the seeding of ' || coalesce((
                         SELECT pg_catalog.string_agg(j.table_oid::pg_catalog.regclass::text, ', ') FROM koldstore.job j
-                        WHERE j.job_type = 'seed' AND j.status IN ('queued', 'running')), 'tables') || '.'
+                        WHERE j.job_type IN ('seed', 'heal') AND j.status IN ('queued', 'running')), 'tables') || '.'
                     ELSE pg_catalog.format('Applied up to %s, waiting for %s.', s.confirmed_flush_lsn, target) END;
         END IF;
         PERFORM pg_catalog.pg_sleep(pause);
@@ -622,7 +623,7 @@ CREATE FUNCTION koldstore.async_mirror_status() RETURNS jsonb
 LANGUAGE sql STABLE
 BEGIN ATOMIC
     SELECT pg_catalog.jsonb_build_object(
-        'slot_name', c.slot_name, 'running', coalesce(s.active, false), 'healthy', coalesce(s.active AND s.wal_status <> 'lost' AND c.gap IS NULL, false), 'gap', c.gap,
+        'slot_name', c.slot_name, 'running', coalesce(s.active, false), 'healthy', coalesce(s.active AND s.wal_status <> 'lost' AND c.gap IS NULL, false), 'gap', c.gap, 'gaps', koldstore.gaps(),
         'applied_lsn', c.applied_lsn, 'confirmed_lsn', s.confirmed_flush_lsn, 'current_lsn', pg_catalog.pg_current_wal_insert_lsn(),
         'lag_bytes', pg_catalog.pg_current_wal_flush_lsn() - s.confirmed_flush_lsn, 'retained_bytes', pg_catalog.pg_current_wal_insert_lsn() - s.restart_lsn,
         'wal_status', s.wal_status, 'watermark', c.watermark, 'epoch', c.epoch, 'rows_applied', c.rows_applied, 'applied_at', c.applied_at)
@@ -636,6 +637,15 @@ DECLARE
     m      koldstore.managed_table;
     live   bigint;
     dead   bigint;
+    -- A stream is not there before its backfill is done.
+    PERFORM koldstore.do_drop_stream(requester, pg_catalog.jsonb_build_object('schema', s.schema_name, 'name', s.name))
+    FROM koldstore.stream s WHERE s.seed_job = id AND s.state IN ('pending', 'seeding') AND koldstore.is_owner(requester, s.table_oid);
+    IF FOUND THEN
+        RETURN '{"ok": true}';
+    END IF;
+    -- The feed first: whoever copies a page has locked it, and then writes to the job.
+    UPDATE koldstore.managed_table t SET state = 'broken', reason = 'copying its rows was cancelled'
+    WHERE t.seed_job = id AND t.state IN ('pending', 'seeding', 'healing') AND koldstore.is_owner(requester, t.table_oid);
     cold   record;
 BEGIN
     PERFORM koldstore.assert_readable(table_name);
@@ -657,12 +667,29 @@ BEGIN
         'quarantined', (SELECT count(*) FROM koldstore.quarantine q WHERE q.table_oid = table_name AND q.stream_id IS NULL),
         'jobs', koldstore.list_jobs('["queued", "running"]', NULL, table_name), 'mirror_status', koldstore.async_mirror_status());
 END $$;
+    gap        text;
+    closing    boolean;
 
 ---- create above / drop below ----
 
-DROP FUNCTION koldstore.table_status, koldstore.async_mirror_status, koldstore.wait_for_async_mirror, koldstore.do_cancel_job, koldstore.cancel_job,
+DROP FUNCTION koldstore.table_status, koldstore.async_mirror_status, koldstore.gaps, koldstore.wait_for_async_mirror, koldstore.do_cancel_job, koldstore.cancel_job,
     koldstore.list_jobs, koldstore.do_flush_table, koldstore.enqueue_flush, koldstore.flush_due, koldstore.flush_table, koldstore.cold_needed,
     koldstore.changes_since, koldstore.key_json, koldstore.key_equality, koldstore.segments_for, koldstore.raise_demand, koldstore.staged, koldstore.demand_allowed,
     koldstore.do_set_table_auto_flush, koldstore.set_table_auto_flush, koldstore.do_set_retention, koldstore.set_retention,
     koldstore.do_unmanage_table, koldstore.managed, koldstore.unmanage_table, koldstore.free_name, koldstore.do_manage_table, koldstore.base_type,
     koldstore.check_feed_options, koldstore.manage_table;
+                IF s IS NULL THEN
+                    RAISE EXCEPTION 'changes of database "%" are not being applied', pg_catalog.current_database() USING ERRCODE = '55000',
+                        DETAIL = pg_catalog.format('This database has no replication slot "%s".', slot),
+                        HINT = 'koldproxy makes it when it first starts on a database; if it had one, see docs/operations.md about gaps.';
+                END IF;
+-- gaps says how many holes there were, which one was the last, and how many feeds are still being compared with their tables.
+CREATE FUNCTION koldstore.gaps() RETURNS jsonb
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT pg_catalog.jsonb_build_object('count', count(*),
+        'last', (pg_catalog.array_agg(pg_catalog.to_jsonb(g) - 'gap_id' ORDER BY g.gap_id DESC))[1],
+        'healing', (SELECT count(*) FROM koldstore.job j WHERE j.job_type = 'heal' AND j.status IN ('queued', 'running')))
+    FROM koldstore.gap g;
+END;
+

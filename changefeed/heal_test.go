@@ -1,0 +1,187 @@
+package changefeed_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/koldproxy/koldproxy/changefeed/feedtest"
+	"github.com/koldproxy/koldproxy/walapply"
+)
+
+// dropSlot takes the slot away, as max_slot_wal_keep_size or a failover would.
+func (h *host) dropSlot() {
+	h.t.Helper()
+	h.eventually("the slot is gone", func() bool {
+		h.admin(`SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = current_database() AND active`)
+		_, err := h.pool.Exec(h.t.Context(), `SELECT pg_drop_replication_slot(s.slot_name) FROM pg_replication_slots s JOIN koldstore.checkpoint USING (slot_name)`)
+		return err == nil
+	})
+}
+
+// healed waits until the gap has been noticed and the feeds compared.
+func (h *host) healed(gaps int) {
+	h.t.Helper()
+	h.eventually("the gap is noted", func() bool {
+		return h.rows(fmt.Sprintf(`SELECT count(*) >= %d FROM koldstore.gap`, gaps))[0] == "t"
+	})
+	h.fence()
+}
+
+// Rows that came, went and changed while there was no slot are in the feed afterwards, and streams show the hole.
+func TestGapIsHealed(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(`CREATE TABLE t (id int PRIMARY KEY, v int)`, `INSERT INTO t SELECT i, i FROM generate_series(1, 100) i`)
+	h.manage("t")
+	h.stream("s", "t", "v > 0")
+	h.fence()
+	h.exec(`DELETE FROM t WHERE id = 100`, `UPDATE t SET v = 7 WHERE id = 7`)
+	h.fence()
+	last := h.rows(`SELECT max(id) FROM _stream_s`)[0]
+	h.stopApplier()
+	h.dropSlot()
+	h.exec(`DELETE FROM t WHERE id <= 3`, `UPDATE t SET v = -1 WHERE id BETWEEN 4 AND 6`, `INSERT INTO t VALUES (100, 1), (101, 1)`,
+		`UPDATE t SET id = 200 WHERE id = 50`, `BEGIN; UPDATE t SET v = 0 WHERE id = 8; UPDATE t SET v = 8 WHERE id = 8; COMMIT`)
+	before := h.rows(`SELECT watermark FROM koldstore.checkpoint`)[0]
+	h.startApplier()
+	h.healed(1)
+	must(t, feedtest.CheckFeed(t.Context(), h.pool, "t", "jsonb_build_object('id', t.id)", 7, nil))
+	h.expect(fmt.Sprintf(`SELECT op, pk ->> 'id' FROM koldstore.changes_since('t', %s) ORDER BY 1, (pk ->> 'id')::int`, before),
+		"1 100", "1 101", "1 200", "2 4", "2 5", "2 6", "3 1", "3 2", "3 3", "3 50")
+	h.expect(`SELECT job_type, status, progress FROM koldstore.job ORDER BY created_at`, `seed completed {"rows": 100, "checked": 100}`,
+		`heal completed {"rows": 10, "checked": 198}`)
+	h.expect(`SELECT m.state, m.heal_step, to_regclass('koldstore.heal_' || m.mirror_oid) FROM koldstore.managed_table m`, "active NULL NULL")
+	h.expect(`SELECT state FROM koldstore.show_streams()`, "gap")
+	h.expect(`SELECT gaps, gap ->> 'after' = '`+last+`', gap ->> 'reason' ~ 'does not exist any more', (gap ->> 'from_lsn')::pg_lsn < (gap ->> 'to_lsn')::pg_lsn FROM koldstore.stream`, "1 t t t")
+	h.expect(`SELECT g ->> 'count', g ->> 'healing', g -> 'last' ->> 'reason' ~ 'does not exist any more' FROM koldstore.gaps() g`, "1 0 t")
+	h.exec(`INSERT INTO t VALUES (300, 1)`)
+	h.fence()
+	h.expect(`SELECT op, k FROM _stream_s ORDER BY id DESC LIMIT 1`, "put 300")
+}
+
+// With on_gap = stop nothing happens until somebody wants it.
+func TestGapIsHealedWhenAskedFor(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(`CREATE TABLE t (id int PRIMARY KEY)`)
+	h.manage("t")
+	h.fence()
+	h.stopApplier()
+	h.dropSlot()
+	h.exec(`INSERT INTO t VALUES (1)`)
+	h.change = func(c *walapply.Config) { c.OnGap = walapply.OnGapStop }
+	h.expect(`SELECT koldstore.heal_gap()`, "f")
+	applier := h.run()
+	h.eventually("the gap is noted", func() bool { return h.rows(`SELECT gap IS NOT NULL FROM koldstore.checkpoint`)[0] == "t" })
+	if _, err := h.app.Exec(t.Context(), `SELECT koldstore.heal_gap()`); err == nil {
+		t.Error("anybody may close a gap")
+	}
+	if applier.Status().Streaming {
+		t.Error("it goes on by itself")
+	}
+	h.expect(`SELECT koldstore.heal_gap()`, "t")
+	h.healed(1)
+	h.expect(`SELECT id FROM koldstore.t__cl`, "1")
+}
+
+// A feed can be compared at any time; a broken one comes back.
+func TestHealTable(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(`CREATE TABLE t (id int PRIMARY KEY, v text)`, `INSERT INTO t SELECT i, 'x' FROM generate_series(1, 50) i`)
+	h.manage("t")
+	h.stream("s", "t", "true")
+	h.fence()
+	h.admin(`UPDATE koldstore.t__cl SET row_image = '{"no": 1}' WHERE id = 3`, `DELETE FROM koldstore.t__cl WHERE id = 4`, `INSERT INTO koldstore.t__cl VALUES (99, 9, 1, '{}')`)
+	h.exec(`SELECT koldstore.heal_table('t')`)
+	h.fence()
+	must(t, feedtest.CheckFeed(t.Context(), h.pool, "t", "jsonb_build_object('id', t.id)", 7, nil))
+	h.expect(`SELECT gaps FROM koldstore.stream`, "0") // nothing was missed
+
+	h.exec(`ALTER TABLE t DROP CONSTRAINT t_pkey`, `DELETE FROM t WHERE id = 1`, `ALTER TABLE t ADD PRIMARY KEY (id)`)
+	h.expect(`SELECT state FROM koldstore.managed_table`, "broken")
+	h.exec(`SELECT koldstore.heal_table('t')`, `UPDATE t SET v = 'y' WHERE id = 2`)
+	h.fence()
+	must(t, feedtest.CheckFeed(t.Context(), h.pool, "t", "jsonb_build_object('id', t.id)", 7, nil))
+	h.expect(`SELECT state, reason FROM koldstore.managed_table`, "active NULL")
+}
+
+// Slots are lost at random moments, under load, while appliers are stopped and cut off and feeds are being healed already.
+// Afterwards the feed is the table and its tombstones.
+func TestRandomGaps(t *testing.T) {
+	t.Parallel()
+	for _, composite := range []bool{false, true} {
+		t.Run(fmt.Sprintf("composite key %v", composite), func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t)
+			ctx, s := t.Context(), seed(t)
+			must(t, feedtest.CreateTable(ctx, h.app, "r", composite))
+			keys := []string{"id"}
+			if composite {
+				keys = []string{"kind", "id"}
+			}
+			audit, err := feedtest.NewAudit(ctx, h.app, "r", feedtest.Predicate, keys...)
+			must(t, err)
+			h.stopApplier()
+			h.config.SeedRows = 3
+			h.startApplier()
+			h.stream("s", "r", feedtest.Predicate)
+			h.manage("r")
+			h.fence()
+			trouble := rand.New(rand.NewPCG(s, 7))
+			for round := range 6 {
+				h.writeHistories(s+uint64(round)*10, 2, 30)
+				if trouble.IntN(2) == 0 { // while applying goes on
+					h.dropSlotUnderLoad(s + uint64(round))
+				} else {
+					h.stopApplier()
+					h.dropSlot()
+					h.writeAlone(s+uint64(round)*10+5, 20)
+					h.startApplier()
+				}
+			}
+			h.healed(1)
+			must(t, feedtest.CheckFeed(ctx, h.pool, "r", audit.FeedKey(), 5, nil))
+			events, err := feedtest.ReadLog(ctx, h.pool, "_stream_s")
+			must(t, err)
+			for i := 1; i < len(events); i++ {
+				if events[i].ID <= events[i-1].ID {
+					t.Errorf("event %s comes after %s", events[i].ID, events[i-1].ID)
+				}
+			}
+			h.expect(`SELECT state FROM koldstore.managed_table`, "active")
+			h.expect(`SELECT gaps > 0, state FROM koldstore.stream`, "t active")
+		})
+	}
+}
+
+func (h *host) writeAlone(seed uint64, steps int) {
+	h.t.Helper()
+	history := feedtest.NewHistory("r", 20, seed)
+	for range steps {
+		must(h.t, history.Step(h.t.Context(), h.app))
+	}
+}
+
+// dropSlotUnderLoad drops the slot while somebody writes.
+func (h *host) dropSlotUnderLoad(seed uint64) {
+	h.t.Helper()
+	done := make(chan struct{})
+	conn, err := h.pool.Acquire(h.t.Context())
+	must(h.t, err)
+	go func() {
+		defer close(done)
+		defer conn.Release()
+		history := feedtest.NewHistory("r", 20, seed)
+		for range 60 {
+			if err := history.Step(context.Background(), conn.Conn()); err != nil {
+				h.t.Errorf("writer: %v", err)
+				return
+			}
+		}
+	}()
+	h.dropSlot()
+	<-done
+}
