@@ -28,7 +28,7 @@ func TestBackfillBesideWriters(t *testing.T) {
 		ctx := t.Context()
 		must(t, feedtest.CreateTable(ctx, h.app, "r", composite))
 		h.exec(`INSERT INTO r (id, v, note, kind) SELECT g, g % 100, 'x', chr(97 + g % 26) FROM generate_series(1, 600) g`)
-		stop, writers := make(chan struct{}), sync.WaitGroup{}
+		var writers sync.WaitGroup
 		for i := range 3 {
 			conn, err := pgx.Connect(ctx, h.app.Config().ConnString())
 			must(t, err)
@@ -36,12 +36,7 @@ func TestBackfillBesideWriters(t *testing.T) {
 			history := feedtest.NewHistory("r", 700, uint64(i)+77)
 			history.Truncate = i == 0
 			writers.Go(func() {
-				for {
-					select {
-					case <-stop:
-						return
-					default:
-					}
+				for range 150 {
 					if err := history.Step(ctx, conn); err != nil {
 						t.Errorf("writer: %v", err)
 						return
@@ -72,7 +67,6 @@ func TestBackfillBesideWriters(t *testing.T) {
 			}
 		}
 		h.expect(`SELECT state FROM koldstore.stream`, "active") // CREATE STREAM returns when it is done
-		close(stop)
 		writers.Wait()
 		h.fence()
 		key := "to_jsonb(t.id)"

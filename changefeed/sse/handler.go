@@ -1,0 +1,277 @@
+package sse
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/rs/zerolog"
+
+	"github.com/koldproxy/koldproxy"
+	"github.com/koldproxy/koldproxy/changefeed"
+)
+
+// Auth answers from PostgreSQL who may do what. Its methods run concurrently.
+type Auth interface {
+	// Login returns nil if user is a role that may log in with password.
+	Login(ctx context.Context, user, password string) error
+	// Refused says whether an error of Login is PostgreSQL's no, rather than that it could not be asked.
+	Refused(err error) bool
+	// MaySubscribe tells whether a role may receive what is published on a topic.
+	MaySubscribe(ctx context.Context, user, topic string) (bool, error)
+}
+
+// Config is what can be set about a [Handler]. Start from [DefaultConfig].
+type Config struct {
+	// MaxClients bounds the responses under way; further ones are 503. Default 1000.
+	MaxClients int
+	// LoginConcurrency bounds logins under way, each of which is a connection to PostgreSQL. Default 8.
+	LoginConcurrency int
+	// PageRows is how many events are read from a log at once. Default 500.
+	PageRows int
+	// Poll is how often a log is looked at without being told of anything, and how old an answer about a right may be.
+	// Default 1 s.
+	Poll time.Duration
+	// Heartbeat is how often a client that nothing happens for is sent a comment. Default 15 s.
+	Heartbeat time.Duration
+	// WriteTimeout is how long a client may keep a write waiting. Default 30 s.
+	WriteTimeout time.Duration
+}
+
+// DefaultConfig returns the defaults.
+func DefaultConfig() Config {
+	return Config{
+		MaxClients: 1000, LoginConcurrency: 8, PageRows: 500,
+		Poll: time.Second, Heartbeat: 15 * time.Second, WriteTimeout: 30 * time.Second,
+	}
+}
+
+// Handler serves GET /streams/{db}/{name}. It is also a changefeed.Publisher, which tells it that there is something new;
+// where nobody tells it (another instance applies the changes) it finds out within [Config].Poll.
+type Handler struct {
+	cfg     Config
+	auth    Auth
+	pools   map[string]*pgxpool.Pool
+	log     zerolog.Logger
+	hub     hub
+	clients atomic.Int64
+	logins  chan struct{}
+}
+
+// New makes a Handler. pools are connections of koldproxy's own role by the name of the database; the caller goes on owning
+// them.
+func New(cfg Config, auth Auth, pools map[string]*pgxpool.Pool, log zerolog.Logger) *Handler {
+	return &Handler{cfg: cfg, auth: auth, pools: pools, log: log, logins: make(chan struct{}, cfg.LoginConcurrency)}
+}
+
+// Publish wakes the clients of a topic. It never blocks.
+func (h *Handler) Publish(topic string, _ []byte) { h.hub.wake(topic) }
+
+// Consumers is the number of clients of a topic.
+func (h *Handler) Consumers(topic string) int { return h.hub.count(topic) }
+
+// ServeHTTP answers with events until the client goes, the right ends, or the server does.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if h.clients.Add(1) > int64(h.cfg.MaxClients) {
+		h.clients.Add(-1)
+		http.Error(w, "too many clients", http.StatusServiceUnavailable)
+		return
+	}
+	defer h.clients.Add(-1)
+	topic := koldproxy.TopicRoot + strings.TrimPrefix(r.URL.EscapedPath(), "/streams")
+	database, schema, name, ok := koldproxy.ParseStreamTopic(topic)
+	user, status, err := h.login(r)
+	if err != nil {
+		if status == http.StatusUnauthorized {
+			w.Header().Set("WWW-Authenticate", `Basic realm="koldproxy", charset="UTF-8"`)
+		}
+		http.Error(w, err.Error(), status)
+		return
+	}
+	after, err := position(r)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	allowed := false
+	if ok && h.pools[database] != nil {
+		if allowed, err = h.auth.MaySubscribe(r.Context(), user, topic); err != nil {
+			h.log.Warn().Str("user", user).Str("topic", topic).Err(err).Msg("right to subscribe cannot be checked")
+			http.Error(w, "PostgreSQL cannot be asked", http.StatusServiceUnavailable)
+			return
+		}
+	}
+	if !allowed { // a stream that does not exist looks the same
+		http.Error(w, "permission denied for topic "+topic, http.StatusForbidden)
+		return
+	}
+	wake := h.hub.join(topic) // before the first look, so that nothing is missed
+	defer h.hub.leave(topic, wake)
+	replay, err := changefeed.OpenReplay(r.Context(), h.pools[database], schema, name)
+	if errors.Is(err, changefeed.ErrNoStream) {
+		http.Error(w, "there is no such stream", http.StatusNotFound)
+		return
+	}
+	if err != nil {
+		h.log.Warn().Str("topic", topic).Err(err).Msg("stream cannot be read")
+		http.Error(w, "PostgreSQL cannot be asked", http.StatusServiceUnavailable)
+		return
+	}
+	c := &client{
+		handler: h, user: user, topic: topic, replay: replay, wake: wake,
+		w: w, rc: http.NewResponseController(w), asked: time.Now(),
+	}
+	c.serve(r.Context(), after)
+}
+
+// login checks HTTP Basic credentials. Its errors are for the client.
+func (h *Handler) login(r *http.Request) (user string, status int, err error) {
+	user, password, given := r.BasicAuth()
+	if !given || user == "" || password == "" {
+		return "", http.StatusUnauthorized, errors.New("user and password of a PostgreSQL role are needed")
+	}
+	select {
+	case h.logins <- struct{}{}:
+		defer func() { <-h.logins }()
+	case <-r.Context().Done():
+		return "", http.StatusServiceUnavailable, r.Context().Err()
+	}
+	err = h.auth.Login(r.Context(), user, password)
+	switch {
+	case err == nil:
+		return user, 0, nil
+	case h.auth.Refused(err):
+		h.log.Info().Str("remote", r.RemoteAddr).Err(err).Msg("login for server-sent events refused")
+		return "", http.StatusUnauthorized, errors.New("the login was refused")
+	default:
+		h.log.Warn().Str("remote", r.RemoteAddr).Err(err).Msg("login for server-sent events cannot be checked")
+		return "", http.StatusServiceUnavailable, errors.New("PostgreSQL cannot be asked")
+	}
+}
+
+// fromEarliest is a position before every event; newest is not known yet.
+const fromEarliest, fromNewest = "", "newest"
+
+// position is where a client wants to begin.
+func position(r *http.Request) (string, error) {
+	after := r.Header.Get("Last-Event-ID")
+	if after == "" {
+		after = r.URL.Query().Get("from")
+	}
+	switch {
+	case after == "":
+		return fromNewest, nil
+	case after == "earliest":
+		return fromEarliest, nil
+	case len(after) != koldproxy.EventIDLen || strings.Trim(after, "0123456789abcdef-") != "":
+		return "", errors.New("Last-Event-ID, or from, is the id of no event") //nolint:staticcheck // names a header
+	}
+	return after, nil
+}
+
+// client is one response.
+type client struct {
+	handler *Handler
+	user    string
+	topic   string
+	replay  *changefeed.Replay
+	wake    chan struct{}
+	w       http.ResponseWriter
+	rc      *http.ResponseController
+	asked   time.Time // when the right was asked for
+}
+
+func (c *client) serve(ctx context.Context, after string) {
+	end, floor, err := c.replay.End(ctx)
+	if err != nil {
+		http.Error(c.w, "PostgreSQL cannot be asked", http.StatusServiceUnavailable)
+		return
+	}
+	header := c.w.Header()
+	header.Set("Content-Type", "text/event-stream")
+	header.Set("Cache-Control", "no-store")
+	header.Set("X-Accel-Buffering", "no") // for nginx in between
+	_ = c.rc.SetReadDeadline(time.Time{}) // which is meant for requests
+	c.w.WriteHeader(http.StatusOK)
+	first := ": ready\n\n"
+	switch {
+	case after == fromNewest:
+		after = end
+	case after != fromEarliest && after < floor:
+		first = fmt.Sprintf("event: gap\ndata: {\"floor\":%q}\n\n", floor)
+	}
+	if err := c.write([]byte(first)); err != nil {
+		return
+	}
+	reason, err := c.follow(ctx, after)
+	if err != nil || reason == "" {
+		c.handler.log.Debug().Str("user", c.user).Str("topic", c.topic).AnErr("err", err).Msg("client of server-sent events is gone")
+		return
+	}
+	text, _ := json.Marshal(map[string]string{"reason": reason}) // never fails
+	_ = c.write(fmt.Appendf(nil, "event: end\ndata: %s\n\n", text))
+}
+
+// follow sends events until something ends it: reason is why the server does.
+func (c *client) follow(ctx context.Context, after string) (reason string, err error) {
+	poll := time.NewTicker(c.handler.cfg.Poll)
+	defer poll.Stop()
+	spoke := time.Now()
+	for {
+		if time.Since(c.asked) >= c.handler.cfg.Poll {
+			c.asked = time.Now()
+			allowed, err := c.handler.auth.MaySubscribe(ctx, c.user, c.topic)
+			if err != nil {
+				return "", err // the client comes back with its position
+			}
+			if !allowed {
+				return "permission denied", nil
+			}
+		}
+		page, err := c.replay.Page(ctx, after, c.handler.cfg.PageRows)
+		if errors.Is(err, changefeed.ErrNoStream) {
+			return "the stream was dropped", nil
+		}
+		if err != nil {
+			return "", err
+		}
+		if len(page) > 0 {
+			var out []byte
+			for _, e := range page {
+				out = fmt.Appendf(out, "id: %s\ndata: %s\n\n", e.ID, e.Payload)
+			}
+			if err := c.write(out); err != nil {
+				return "", err
+			}
+			after, spoke = page[len(page)-1].ID, time.Now()
+			if len(page) == c.handler.cfg.PageRows {
+				continue
+			}
+		} else if time.Since(spoke) >= c.handler.cfg.Heartbeat {
+			if err := c.write([]byte(": \n\n")); err != nil {
+				return "", err
+			}
+			spoke = time.Now()
+		}
+		select {
+		case <-ctx.Done():
+			return "", ctx.Err()
+		case <-c.wake:
+		case <-poll.C:
+		}
+	}
+}
+
+func (c *client) write(b []byte) error {
+	_ = c.rc.SetWriteDeadline(time.Now().Add(c.handler.cfg.WriteTimeout)) // the write reports a closed connection
+	if _, err := c.w.Write(b); err != nil {
+		return err
+	}
+	return c.rc.Flush()
+}
