@@ -9,11 +9,12 @@ GOLANGCI := .tools/golangci-lint-$(GOLANGCI_VERSION)
 # Findings are cached with the paths of the tree they were found in, so each tree has its own cache.
 export GOLANGCI_LINT_CACHE := $(CURDIR)/.tools/lint-cache
 FUZZTIME ?= 4s
+TESTTIME ?= 12m
 ARGS ?=
 
 .PHONY: help
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 .PHONY: build
 build: ## build bin/koldproxy
@@ -26,12 +27,17 @@ demo: setup build ## run a private PostgreSQL with koldproxy in front (ARGS='--t
 
 .PHONY: test
 test: setup-test fmt-check lint fuzz ## run everything that must pass: format, lint, short fuzzing, all tests with the race detector
-	go test -race -timeout 12m ./...
+	go test -race -timeout $(TESTTIME) ./...
 	@echo "make test: everything passed"
 
 .PHONY: test-long
-test-long: ## the same with long fuzzing and the long crash and history tests
-	KOLDPROXY_TEST_LONG=1 $(MAKE) test FUZZTIME=60s
+test-long: setup-long ## the same with long fuzzing and long tests, PostgreSQL's own suites, and all supported versions of PostgreSQL
+	KOLDPROXY_TEST_LONG=1 $(MAKE) test FUZZTIME=60s TESTTIME=90m
+	$(MAKE) test-versions
+
+.PHONY: test-versions
+test-versions: setup-test ## run the tests that need a server on PostgreSQL 16, 17 and 18 (VERSIONS='18' for one)
+	@.ci/test-versions $(VERSIONS)
 
 .PHONY: lint
 lint: $(GOLANGCI) ## go vet and golangci-lint
@@ -59,8 +65,12 @@ setup: ## install what the demo needs and lacks: PostgreSQL binaries, a C compil
 	@.ci/setup demo
 
 .PHONY: setup-test
-setup-test: ## install what the tests need and lack: the same, MQTT and database clients, the linter
+setup-test: ## install what the tests need and lack: the same, MQTT clients and the drivers of several languages
 	@.ci/setup test
+
+.PHONY: setup-long
+setup-long: setup-test ## install what the long tests need and lack: the same, Java, the sources of PostgreSQL's own suites
+	@.ci/setup long
 
 .PHONY: clean
 clean: ## remove what was built

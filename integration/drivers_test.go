@@ -6,26 +6,32 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
+	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// driver reads a feed and uses a stream in all the ways that a client library has, and reports what it saw.
+// driver is a client library. It does what every driver does, and reads a feed and uses a stream in all the ways that it has.
 type driver struct {
-	name string
-	run  func(t *testing.T, w *tenant) report
+	name  string
+	plain func(t *testing.T, dsn string) []string
+	feed  func(t *testing.T, w *tenant) report
+	lacks []string // lines of ordinary that the driver has no way to get
+	long  bool     // needs a runtime that only `make test-long` installs
 }
 
 // report is what a driver saw. The feed of table m was read once for each way.
 type report struct {
 	feeds   map[string][]feedRow
 	columns []string // of SHOW STREAMS
-	tags    []string
+	tags    []string // none if the driver does not show them
 	shown   []string // predicates of its own stream
 	events  int      // in the log of its own stream
 	after   int      // behind the first of them
@@ -33,13 +39,123 @@ type report struct {
 }
 
 var drivers = []driver{
-	{"pgx", runPgx},
-	{"psycopg", func(t *testing.T, w *tenant) report {
-		return runScript(t, w, program{name: pythonWithPsycopg(t), args: []string{script(t, "feed.py")}})
-	}},
-	{"node-postgres", func(t *testing.T, w *tenant) report {
-		return runScript(t, w, program{name: "node", args: []string{script(t, "feed.js")}, env: []string{nodePath(t)}})
-	}},
+	{name: "pgx", plain: plainPgx, feed: runPgx},
+	{name: "database/sql", plain: plainSQL, feed: feedSQL, lacks: []string{"copy", "notify", "notice", "streamed"}},
+	scripted("psycopg 3", python, "psycopg3_driver.py"),
+	scripted("psycopg 2", python, "psycopg2_driver.py").without("streamed"),
+	scripted("asyncpg", python, "asyncpg_driver.py").without("streamed"),
+	scripted("node-postgres", node, "node-postgres.js").without("copy"),
+	scripted("postgres for Node", node, "porsager.js").without("streamed"),
+	scripted("Perl DBD::Pg", interpreter("perl"), "dbi.pl", "Pg").without("streamed"),
+	scripted("ODBC", interpreter("perl"), "dbi.pl", "ODBC").without("copy", "streamed", "notify", "notice", "cancel", "after cancel"),
+	scripted("Ruby pg", interpreter("ruby"), "ruby-pg.rb").without("streamed"),
+	scripted("PHP", interpreter("php"), "php.php").without("streamed", "cancel"),
+	scripted("JDBC", java, "PgJdbc").without("streamed").onlyLong(),
+}
+
+func (d driver) without(lines ...string) driver { d.lacks = lines; return d }
+
+func (d driver) onlyLong() driver { d.long = true; return d }
+
+// start begins the subtest of a driver.
+func (d driver) start(t *testing.T) {
+	t.Helper()
+	t.Parallel()
+	if d.long && !longTests {
+		t.Skip("part of `make test-long`, which installs its runtime")
+	}
+}
+
+// scripted is a driver used by a program of testdata/drivers.
+func scripted(name string, runtime func(t *testing.T) program, args ...string) driver {
+	return driver{
+		name: name,
+		plain: func(t *testing.T, dsn string) []string {
+			t.Helper()
+			return strings.Split(strings.TrimSuffix(driverProgram(t, runtime, args, dsn, "", "plain").mustRun(t).stdout, "\n"), "\n")
+		},
+		feed: func(t *testing.T, w *tenant) report {
+			t.Helper()
+			return runScript(t, w, driverProgram(t, runtime, args, w.inst.dsn("demo", nil), w.schema, "feed"))
+		},
+	}
+}
+
+// driverProgram tells a script where the server is in both ways: as a DSN and in libpq's environment variables.
+func driverProgram(t *testing.T, runtime func(t *testing.T) program, args []string, dsn, schema, mode string) program {
+	t.Helper()
+	p := runtime(t)
+	if p.name != "java" {
+		args = append([]string{script(t, args[0])}, args[1:]...)
+	}
+	at, err := pgx.ParseConfig(dsn)
+	must(t, err)
+	p.env = append(p.env, "PGHOST="+at.Host, fmt.Sprint("PGPORT=", at.Port), "PGUSER="+at.User, "PGPASSWORD="+at.Password, "PGDATABASE="+at.Database)
+	if schema != "" {
+		p.env = append(p.env, "PGOPTIONS=-csearch_path="+schema)
+		dsn += "?options=-csearch_path%3D" + schema
+	}
+	p.args = append(append(p.args, args...), mode, dsn)
+	return p
+}
+
+func interpreter(name string) func(t *testing.T) program {
+	return func(*testing.T) program { return program{name: name} }
+}
+
+func node(t *testing.T) program {
+	t.Helper()
+	return program{name: "node", env: []string{nodePath(t)}}
+}
+
+// python is the interpreter of the system, for which distributions package the drivers.
+func python(t *testing.T) program {
+	t.Helper()
+	return program{name: pythonWithPsycopg(t)}
+}
+
+const jdbcJar = "/usr/share/java/postgresql.jar"
+
+var compileJava = sync.OnceValues(func() (string, error) {
+	classes := filepath.Join(workDir, "jdbc")
+	out, err := exec.Command("javac", "-encoding", "UTF-8", "-cp", jdbcJar, "-d", classes, "testdata/drivers/PgJdbc.java").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("javac: %w\n%s", err, out)
+	}
+	return classes, nil
+})
+
+func java(t *testing.T) program {
+	t.Helper()
+	classes, err := compileJava()
+	must(t, err)
+	return program{name: "java", args: []string{"-XX:TieredStopAtLevel=1", "-cp", classes + ":" + jdbcJar}}
+}
+
+// ordinary is what a driver prints that does what every driver does.
+var ordinary = []string{
+	"bound 42|größe|1.50|NULL", "prepared 2|4|6", "bytes 00ff5c27", "error 22012", "syntax 42601", "savepoint 23505|25P02|2", "rollback 2",
+	"copy 1,a|2,b|3,c|4,", "large 20000|200010000", "streamed 20000|200010000", "notify news|payload", "notice hello", "cancel 57014", "after cancel 1",
+}
+
+// TestDriversDoNotNoticeTheProxy runs the same program directly and through the proxy: bound parameters, prepared
+// statements, binary values, errors, transactions and savepoints, COPY, LISTEN, notices, cancel, and large results in parts.
+func TestDriversDoNotNoticeTheProxy(t *testing.T) {
+	t.Parallel()
+	for _, d := range drivers {
+		t.Run(d.name, func(t *testing.T) {
+			d.start(t)
+			inst := shared(t)
+			want := slices.DeleteFunc(slices.Clone(ordinary), func(line string) bool {
+				return slices.ContainsFunc(d.lacks, func(name string) bool { return strings.HasPrefix(line, name+" ") })
+			})
+			for way, dsn := range map[string]string{"directly": inst.directDSN("demo", nil), "through the proxy": inst.dsn("demo", nil)} {
+				if got := d.plain(t, dsn); !slices.Equal(got, want) {
+					t.Errorf("%s:\n%s\nwant\n%s", way, strings.Join(got, "\n"), strings.Join(want, "\n"))
+				}
+			}
+		})
+	}
 }
 
 // TestDrivers reads one feed with bound parameters through each driver: all hot, all cold, and mixed.
@@ -47,7 +163,7 @@ func TestDrivers(t *testing.T) {
 	t.Parallel()
 	for _, d := range drivers {
 		t.Run(d.name, func(t *testing.T) {
-			t.Parallel()
+			d.start(t)
 			w := newTenant(t)
 			c := w.connect(t)
 			c.exec("CREATE TABLE m (id int PRIMARY KEY, body text, at timestamptz, n numeric)")
@@ -58,7 +174,7 @@ func TestDrivers(t *testing.T) {
 			check := func(stage string) {
 				t.Helper()
 				want := c.drain(w.table("m"), 0, 1000)
-				r := d.run(t, w)
+				r := d.feed(t, w)
 				for way, feed := range r.feeds {
 					if !slices.Equal(feed, want) {
 						t.Errorf("%s, %s: %s", stage, way, firstDifference(feed, want))
@@ -68,7 +184,7 @@ func TestDrivers(t *testing.T) {
 				if r.events != live/2 || r.after != r.events-1 {
 					t.Errorf("%s: %d events, %d after the first", stage, r.events, r.after)
 				}
-				if want := []string{"CREATE STREAM", "CREATE STREAM", "SHOW", "DROP STREAM"}; !slices.Equal(r.tags, want) {
+				if want := []string{"CREATE STREAM", "CREATE STREAM", "SHOW", "DROP STREAM"}; r.tags != nil && !slices.Equal(r.tags, want) {
 					t.Errorf("%s: tags %q, want %q", stage, r.tags, want)
 				}
 				if want := []string{"name", "table", "predicate", "consumers", "lag"}; !slices.Equal(r.columns, want) {
@@ -94,7 +210,7 @@ func TestDrivers(t *testing.T) {
 // runScript runs a script of testdata/drivers, which prints a report as JSON.
 func runScript(t *testing.T, w *tenant, p program) report {
 	t.Helper()
-	p.args = append(p.args, w.inst.dsn("demo", nil)+"?options=-csearch_path%3D"+w.schema, w.table("m"), "own")
+	p.args = append(p.args, w.table("m"), "own")
 	o := p.mustRun(t)
 	var raw map[string]json.RawMessage
 	must(t, json.Unmarshal([]byte(o.stdout), &raw))

@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,12 +32,13 @@ type program struct {
 	args  []string
 	env   []string
 	stdin string
+	limit time.Duration // what it may take; zero means testTimeout
 }
 
 // run runs a program in a clean environment and returns what it did; it must end within the time of a test.
 func (p program) run(t *testing.T) outcome {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+	ctx, cancel := context.WithTimeout(t.Context(), cmp.Or(p.limit, testTimeout))
 	defer cancel()
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, findProgram(t, p.name), p.args...)

@@ -1,11 +1,8 @@
-"""What an application does with streams and feeds, through psycopg 3.
-
-Usage: feed.py DSN TABLE STREAM. Prints one JSON object: for each way of asking the whole feed of TABLE, read in pages, and
-what the stream's log and SHOW STREAMS say. Anything unexpected ends it with a traceback.
-"""
+"""What an application does through psycopg 3. Usage and output as of psycopg2_driver.py."""
 
 import json
 import sys
+import threading
 
 import psycopg
 from psycopg.types.json import set_json_loads
@@ -14,6 +11,68 @@ set_json_loads(lambda text: text if isinstance(text, str) else bytes(text).decod
 
 PAGE = 7
 FEED = "SELECT seq, op, pk, deleted, row_image, source FROM koldstore.changes_since(%s, since_seq => %s, limit_rows => %s)"
+
+
+def show(name, *values):
+    print(name, "|".join("NULL" if v is None else str(v) for v in values))
+
+
+def sqlstate(conn, sql):
+    try:
+        conn.execute(sql)
+    except psycopg.Error as error:
+        return error.sqlstate
+    return "none"
+
+
+def plain(dsn):
+    conn = psycopg.connect(dsn, autocommit=True)
+    show("bound", *conn.execute("SELECT %s::int + 1, %s::text, %s::numeric, NULL::text", (41, "größe", "1.50")).fetchone())
+    show("prepared", *[conn.execute("SELECT %s::int * 2", (i,), prepare=True).fetchone()[0] for i in (1, 2, 3)])
+    show("bytes", conn.execute("SELECT %b::bytea", (b"\x00\xff\x5c\x27",), binary=True).fetchone()[0].hex())
+    show("error", sqlstate(conn, "SELECT 1 / 0"))
+    show("syntax", sqlstate(conn, "SELEC 1"))
+    states = []
+    with conn.transaction():
+        conn.execute("CREATE TEMP TABLE t (id int PRIMARY KEY, v text)")
+        conn.execute("INSERT INTO t VALUES (1, 'a')")
+        with conn.transaction() as inner:  # a savepoint
+            states += [sqlstate(conn, "INSERT INTO t VALUES (1, 'b')"), sqlstate(conn, "SELECT 1")]
+            raise psycopg.Rollback(inner)
+        conn.execute("INSERT INTO t VALUES (2, %s)", ("b",))
+    show("savepoint", *states, conn.execute("SELECT count(*) FROM t").fetchone()[0])
+    with conn.transaction(force_rollback=True):
+        conn.execute("DELETE FROM t")
+    show("rollback", conn.execute("SELECT count(*) FROM t").fetchone()[0])
+    cur = conn.cursor()
+    with cur.copy("COPY t FROM STDIN (FORMAT binary)") as copy:
+        copy.set_types(["int4", "text"])
+        copy.write_row((3, "c"))
+        copy.write_row((4, None))
+    with cur.copy("COPY (SELECT * FROM t ORDER BY id) TO STDOUT (FORMAT csv)") as copy:
+        show("copy", *b"".join(copy).decode().split())
+    with conn.transaction(), conn.cursor("large") as large:  # a cursor of the server
+        large.itersize = 1000
+        large.execute("SELECT i FROM generate_series(1, %s) i", (20000,))
+        numbers = [row[0] for row in large]
+    show("large", len(numbers), sum(numbers))
+    streamed = [row[0] for row in cur.stream("SELECT i FROM generate_series(1, %s) i", (20000,))]
+    show("streamed", len(streamed), sum(streamed))
+    heard = []
+    conn.add_notify_handler(lambda notify: heard.append(notify))
+    conn.execute("LISTEN news")
+    conn.execute("NOTIFY news, 'payload'")
+    show("notify", heard[0].channel, heard[0].payload)
+    notices = []
+    conn.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+    conn.execute("DO $$ BEGIN RAISE NOTICE 'hello'; END $$")
+    show("notice", *notices)
+    stop = threading.Timer(0.3, conn.cancel)
+    stop.start()
+    show("cancel", sqlstate(conn, "SELECT pg_sleep(60)"))
+    stop.join()
+    show("after cancel", conn.execute("SELECT 1").fetchone()[0])
+    conn.close()
 
 
 def drain(execute, table):
@@ -26,7 +85,7 @@ def drain(execute, table):
         cursor = page[-1][0]
 
 
-def main(dsn, table, stream):
+def feed(dsn, table, stream):
     out = {}
     with psycopg.connect(dsn, autocommit=True) as conn:
         out["autocommit"] = drain(lambda q, p: conn.execute(q, p, prepare=False), table)
@@ -69,4 +128,4 @@ def main(dsn, table, stream):
     json.dump(out, sys.stdout)
 
 
-main(*sys.argv[1:])
+{"plain": plain, "feed": feed}[sys.argv[1]](*sys.argv[2:])
