@@ -82,6 +82,22 @@ func (f *Fulfiller) Fulfil(ctx context.Context, database string, text json.RawMe
 	return answer, err
 }
 
+// DemandNames lists the views, functions and tables of a database that lead to a demand, see koldstore.demanding_names.
+func (f *Fulfiller) DemandNames(ctx context.Context, database string) ([]string, error) {
+	pool, ok := f.pool(database)
+	if !ok {
+		return nil, nil
+	}
+	rows, err := pool.Query(ctx, "SELECT n::text FROM koldstore.demanding_names() n")
+	if err == nil {
+		var names []string
+		if names, err = pgx.CollectRows(rows, pgx.RowTo[string]); err == nil {
+			return names, nil
+		}
+	}
+	return nil, fmt.Errorf("list the names that lead to a demand: %w", err)
+}
+
 func parseDemand(text json.RawMessage) (*demand, error) {
 	bad := func(why string) error {
 		return koldproxy.Errorf(koldproxy.CodeProtocolViolation, "invalid demand: %s", why).

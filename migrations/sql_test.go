@@ -1,8 +1,13 @@
 package migrations_test
 
 import (
+	"crypto/sha512"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -308,11 +313,18 @@ func TestChangesSinceMergesMirrorAndStagedPages(t *testing.T) {
 			t.Errorf("demand %s lacks %s", demand, want)
 		}
 	}
-	if !value[bool](t, su, `SELECT koldstore.demand_allowed($1)`, demand) {
-		t.Error("the demand is not allowed")
+	key := value[*string](t, su, `SELECT koldstore.demand_allowed($1)`, demand)
+	if key == nil {
+		t.Fatal("the demand is not allowed")
 	}
 
-	stage := func(answers string) { exec(t, su, `SELECT set_config('koldstore.staged', $1, false)`, answers) }
+	stage := func(answers ...string) {
+		var lines []string
+		for _, a := range answers {
+			lines = append(lines, sealed(t, *key, a)...)
+		}
+		exec(t, su, `SELECT set_config('koldstore.staged', $1, false)`, strings.Join(lines, "\n"))
+	}
 	page := func(mode, extra, rows string) string {
 		return fmt.Sprintf(`{"kind":"cold_page","table":%d,"generation":7,"segments":["00000000-0000-0000-0000-000000000001"],"mode":%q,%s,"rows":[%s]}`,
 			value[int64](t, su, `SELECT 'app.m'::regclass::oid::bigint`), mode, extra, rows)
@@ -321,19 +333,19 @@ func TestChangesSinceMergesMirrorAndStagedPages(t *testing.T) {
 		return fmt.Sprintf(`{"seq":%d,"op":1,"pk":{"id":%d},"image":{"id":%d,"body":null}}`, seq, id, id)
 	}
 	// Three rows were staged and one of them is superseded: a short page would lie, so more is demanded.
-	stage(`[` + page("forward", `"after":0,"limit":3,"through":30,"complete":false`, row(1, 10)+","+row(2, 20)+","+row(3, 30)) + `]`)
+	stage(page("forward", `"after":0,"limit":3,"through":30,"complete":false`, row(1, 10)+","+row(2, 20)+","+row(3, 30)))
 	if d := refused(t, su, "KS003", "cold history", q("limit_rows => 3")).Detail; !strings.Contains(d, `"limit": 1006`) {
 		t.Errorf("the second demand is %s", d)
 	}
 	if got := pages(t, su, q("limit_rows => 2")); strings.Join(got, " ") != "10/1/cold 20/1/cold" {
 		t.Errorf("two cold rows: %v", got)
 	}
-	stage(`[` + page("forward", `"after":0,"limit":3,"through":30,"complete":false`, row(1, 10)) + `,` +
-		page("forward", `"after":0,"limit":1006,"through":40,"complete":true`, row(1, 10)+","+row(2, 20)+","+row(3, 30)+","+row(4, 40)) + `]`)
+	stage(page("forward", `"after":0,"limit":3,"through":30,"complete":false`, row(1, 10)),
+		page("forward", `"after":0,"limit":1006,"through":40,"complete":true`, row(1, 10)+","+row(2, 20)+","+row(3, 30)+","+row(4, 40)))
 	if got := pages(t, su, q("limit_rows => 5")); strings.Join(got, " ") != "10/1/cold 20/1/cold 40/1/cold 50/2/hot 60/1/hot" {
 		t.Errorf("cold and hot: %v", got)
 	}
-	stage(`[` + page("last", `"limit":2,"through":0,"complete":true`, row(1, 10)+","+row(2, 20)+","+row(3, 30)+","+row(4, 40)) + `]`)
+	stage(page("last", `"limit":2,"through":0,"complete":true`, row(1, 10)+","+row(2, 20)+","+row(3, 30)+","+row(4, 40)))
 	if got := pages(t, su, q("last_rows => 5")); strings.Join(got, " ") != "20/1/cold 40/1/cold 50/2/hot 60/1/hot 70/3/hot" {
 		t.Errorf("newest five: %v", got)
 	}
@@ -356,6 +368,105 @@ func TestChangesSinceMergesMirrorAndStagedPages(t *testing.T) {
 	}
 	if got := pages(t, su, q("since_seq => 9000000000000")); len(got) != 0 {
 		t.Errorf("above the watermark: %v", got)
+	}
+}
+
+// sealed is an answer as koldstore.staged wants to find it: what proxy/seal.go does, by the description there.
+func sealed(t *testing.T, hexKey, answer string) []string {
+	t.Helper()
+	key, err := hex.DecodeString(hexKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nonce, box := []byte("nonce"), []byte(answer)
+	for i := range box {
+		block := sha512.Sum512(slices.Concat(key, nonce, binary.BigEndian.AppendUint32(nil, uint32(i/64))))
+		box[i] ^= block[i%64]
+	}
+	inner := sha512.Sum512(slices.Concat(key, nonce, box))
+	mac := sha512.Sum512(slices.Concat(key, inner[:]))
+	return []string{fmt.Sprintf(`{"demand":%s,"nonce":"%x","mac":"%x"}`, answer, nonce, mac), base64.StdEncoding.EncodeToString(box)}
+}
+
+// What is staged is for those who may read the table, as the role that asks: not for whoever can read the setting, and not
+// with a key of another session, table or kind.
+func TestStagedAnswersAreSealed(t *testing.T) {
+	t.Parallel()
+	su, as := installed(t)
+	exec(t, su, `CREATE SCHEMA app; CREATE TABLE app.m (id int PRIMARY KEY); CREATE TABLE app.other (id int PRIMARY KEY);
+		SELECT koldstore.manage_table('app.m'); SELECT koldstore.manage_table('app.other')`)
+	m, _ := mallory(t, su, as)
+	exec(t, su, `CREATE FUNCTION app.look(d jsonb) RETURNS jsonb LANGUAGE sql SECURITY DEFINER AS 'SELECT koldstore.staged($1)'`)
+	exec(t, m, `CREATE FUNCTION mal.look(d jsonb) RETURNS jsonb LANGUAGE sql SECURITY DEFINER AS 'SELECT koldstore.staged($1)';
+		CREATE VIEW mal.looking AS SELECT koldstore.staged(current_setting('app.d')::jsonb) AS page, (SELECT count(*) FROM koldstore.stage_key) AS keys;
+		GRANT USAGE ON SCHEMA mal TO PUBLIC; GRANT SELECT ON mal.looking TO PUBLIC`)
+	if got := value[int](t, m, `SELECT count(*) FROM koldstore.stage_key`); got != 0 {
+		t.Errorf("a stranger sees %d keys", got)
+	}
+	if got := value[int](t, m, `SELECT count(*) FROM koldstore.stage_secret`); got != 0 {
+		t.Error("a stranger sees the secret")
+	}
+	d := value[string](t, su, `SELECT jsonb_build_object('kind', 'cold_page', 'table', 'app.m'::regclass::oid::bigint)::text`)
+	key := value[string](t, su, `SELECT koldstore.demand_allowed($1)`, d)
+	answer := strings.TrimSuffix(d, "}") + `, "rows": ["secret"]}`
+	exec(t, su, `SELECT set_config('koldstore.staged', $1, false), set_config('app.d', $2, false)`, strings.Join(sealed(t, key, answer), "\n"), d)
+	got := func(sql string) string {
+		if page := value[*string](t, su, sql, d); page != nil {
+			return *page
+		}
+		return "nothing"
+	}
+	for _, c := range []struct {
+		who, sql string
+		may      bool
+	}{
+		{"who may read", `SELECT koldstore.staged($1)::text`, true},
+		{"a function of one who may", `SELECT app.look($1)::text`, true},
+		{"a function of one who may not", `SELECT mal.look($1)::text`, false},
+		{"a view, which runs as the one who asks", `SELECT page::text FROM mal.looking WHERE $1 <> ''`, true},
+	} {
+		if page := got(c.sql); strings.Contains(page, "secret") != c.may {
+			t.Errorf("%s: %s", c.who, page)
+		}
+	}
+	for _, wrong := range []string{
+		value[string](t, su, `SELECT koldstore.demand_allowed(jsonb_build_object('kind', 'flush', 'table', 'app.m'::regclass::oid::bigint))`),
+		value[string](t, su, `SELECT koldstore.demand_allowed(jsonb_build_object('kind', 'cold_page', 'table', 'app.other'::regclass::oid::bigint))`),
+		strings.Repeat("00", 64),
+	} {
+		exec(t, su, `SELECT set_config('koldstore.staged', $1, false)`, strings.Join(sealed(t, wrong, answer), "\n"))
+		if page := got(`SELECT koldstore.staged($1)::text`); page != "nothing" {
+			t.Errorf("a forged page is believed: %s", page)
+		}
+	}
+	exec(t, su, `SELECT set_config('koldstore.staged', $1, false)`, strings.Join(sealed(t, key, answer), "\n"))
+	exec(t, su, `SET ROLE `+value[string](t, m, `SELECT quote_ident(current_user)`))
+	if page := got(`SELECT koldstore.staged($1)::text`); page != "nothing" {
+		t.Errorf("another role opens it: %s", page)
+	}
+	if page := got(`SELECT page::text FROM mal.looking WHERE $1 <> ''`); page != "nothing" {
+		t.Errorf("another role opens it through a view: %s", page)
+	}
+}
+
+// demanding_names finds what leads to a demand, through any number of steps.
+func TestDemandingNames(t *testing.T) {
+	t.Parallel()
+	su, _ := installed(t)
+	exec(t, su, `CREATE TABLE m (id int PRIMARY KEY); CREATE TABLE traced (id int); CREATE TABLE plain (id int);
+		CREATE VIEW "Feed v" AS SELECT * FROM koldstore.changes_since('m');
+		CREATE MATERIALIZED VIEW mat AS SELECT * FROM "Feed v" WITH NO DATA;
+		CREATE FUNCTION text_body() RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN RETURN (SELECT count(*) FROM "Feed v"); END $$;
+		CREATE FUNCTION sql_body() RETURNS bigint BEGIN ATOMIC SELECT count(*) FROM koldstore.changes_since('m'); END;
+		CREATE PROCEDURE calls() LANGUAGE sql AS 'SELECT TEXT_BODY()';
+		CREATE FUNCTION tracing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM sql_body(); RETURN NULL; END $$;
+		CREATE TRIGGER t AFTER INSERT ON traced FOR EACH ROW EXECUTE FUNCTION tracing();
+		CREATE VIEW other AS SELECT * FROM plain;
+		CREATE FUNCTION not_text_body_either() RETURNS int LANGUAGE sql AS 'SELECT 1 -- my_text_body'`)
+	asService(t, su, `CREATE TABLE koldstore.found AS SELECT string_agg(n, ' ' ORDER BY n::text COLLATE "C") AS names FROM koldstore.demanding_names() n; GRANT SELECT ON koldstore.found TO PUBLIC`)
+	got := value[string](t, su, `SELECT names FROM koldstore.found`)
+	if want := "Feed v calls mat sql_body text_body traced tracing"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }
 

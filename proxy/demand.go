@@ -1,8 +1,10 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"slices"
 
 	"github.com/koldproxy/koldproxy"
 )
@@ -10,7 +12,18 @@ import (
 // maxRounds bounds how often one statement may demand something.
 const maxRounds = 64
 
-// conversation runs one statement that may demand something, in a session that was taken over.
+// way is how a statement is run again after a demand.
+type way int
+
+const (
+	wayNone  way = iota // not at all: the client gets the error that names koldproxy's part in it
+	wayAlone            // as it is: its failure has taken back all that it did
+	waySaved            // from a savepoint in front of it
+	wayBatch            // with all that the client has sent since its last Sync
+)
+
+// conversation runs one statement that may demand something, or the rest of a batch in which several may, in a session that
+// was taken over.
 type conversation struct {
 	session *session
 	hold    hold
@@ -18,10 +31,20 @@ type conversation struct {
 	message []byte
 	detail  *detail
 
-	block  bool   // in a transaction block: a savepoint makes the repeat possible
+	way    way
+	text   *text
 	bind   []byte // Execute: the Bind message of its portal
 	source string // Execute: the statement of its portal
-	staged []json.RawMessage
+	staged []page
+	proven bool   // the cursor that the statement declares has been read to its end
+	gone   bool   // the statement has ended the savepoint, or what it did stays whatever happens
+	before []byte // what was held ahead of the answer of the statement when it failed first
+}
+
+// page is a sealed answer to a demand.
+type page struct {
+	demand json.RawMessage
+	sealed []byte
 }
 
 // runDemanding sends a Query or an Execute that may demand something and sees to it that the demand is met. It returns
@@ -33,7 +56,6 @@ func (s *session) runDemanding(ctx context.Context, kind byte, m looked) (err er
 	defer s.giveBack()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer s.watch(cancel)()
 	s.mu.Lock()
 	s.demand = cancel
 	s.mu.Unlock()
@@ -44,7 +66,7 @@ func (s *session) runDemanding(ctx context.Context, kind byte, m looked) (err er
 	}()
 	c := &conversation{session: s, kind: kind, message: m.rewritten, detail: m.detail}
 	c.hold = hold{session: s, limit: s.server.cfg.HoldBytes}
-	err = c.run(ctx)
+	err = c.run(ctx, cancel)
 	if released := c.hold.release(); err == nil {
 		return released
 	}
@@ -52,11 +74,32 @@ func (s *session) runDemanding(ctx context.Context, kind byte, m looked) (err er
 	return err
 }
 
-func (c *conversation) run(ctx context.Context) error {
+func (c *conversation) run(ctx context.Context, cancel context.CancelCauseFunc) error {
+	for {
+		if err := c.one(ctx, cancel); err != nil {
+			return err
+		}
+		if more, err := c.follow(); err != nil || !more {
+			return err
+		}
+	}
+}
+
+// one runs the statement.
+func (c *conversation) one(ctx context.Context, cancel context.CancelCauseFunc) error {
+	defer c.session.watch(cancel)()
 	if err := c.settle(); err != nil {
 		return err
 	}
-	if !c.repeatable() {
+	if c.choose(); c.way != wayBatch {
+		if err := c.hold.flush(); err != nil { // what was said before it stays
+			return err
+		}
+	}
+	if c.way == wayNone {
+		if done, err := c.withStats(); err != nil || done {
+			return err
+		}
 		if err := c.session.expect(c.kind, c.detail); err != nil {
 			return err
 		}
@@ -73,13 +116,62 @@ func (c *conversation) run(ctx context.Context) error {
 	}
 }
 
-// settle passes on the answers to everything the client has sent before, so that the session's state is known exactly.
+// follow goes on with a batch: what the client sends up to its next Sync or Flush belongs to it, and the answers to what was
+// sent so far are held until then, because the rest may demand something, too. It returns true with the next statement that may.
+func (c *conversation) follow() (more bool, err error) {
+	s := c.session
+	if c.way != wayBatch || c.hold.open || s.isSkipping() || !s.batch.whole() {
+		return false, nil
+	}
+	var out []byte
+	for {
+		message, ok := s.nextOfClient()
+		if !ok || bytes.IndexByte([]byte{msgParse, msgBind, msgDescribe, msgExecute, msgClose}, message[0]) < 0 {
+			return false, s.toServer(out)
+		}
+		m := s.look(message[0], message, int64(len(message)), nil)
+		if m.rewritten == nil {
+			m.rewritten = append([]byte(nil), message...)
+		}
+		kind := message[0]
+		s.front.r += len(message)
+		if m.care {
+			c.message, c.detail = m.rewritten, m.detail
+			return true, s.toServer(out)
+		}
+		if err := s.expect(kind, m.detail); err != nil {
+			return false, err
+		}
+		out = append(out, m.rewritten...)
+	}
+}
+
+// settle takes in the answers to everything the client has sent before, so that the session's state is known exactly. Those
+// to the same batch are held while the client has got none of them, since they may have to be given again.
 func (c *conversation) settle() error {
 	s := c.session
+	s.mu.Lock()
+	held := c.kind == msgExecute && s.batch.whole() && s.backRest == 0 && !c.hold.open && (!s.tracker.answered || c.way == wayBatch)
+	s.mu.Unlock()
 	flushed := false
 	for {
-		if _, err := s.relayServer(s.toClient, ""); err != nil {
+		write, stops := s.toClient, "Z"
+		if held {
+			write = c.hold.write
+		}
+		ev, err := s.relayServer(write, stops)
+		if err != nil {
 			return err
+		}
+		if ev.typ == msgReady { // what was before is no part of the batch
+			if err := c.hold.flush(); err != nil {
+				return err
+			}
+			if err := s.toClient(ev.message); err != nil {
+				return err
+			}
+			held = c.kind == msgExecute && s.batch.whole() && !c.hold.open
+			continue
 		}
 		s.mu.Lock()
 		settled := s.tracker.settled() && s.backRest == 0 || s.tracker.copying
@@ -100,63 +192,96 @@ func (c *conversation) settle() error {
 	}
 }
 
-// repeatable decides whether the statement can be run again after a demand, and how. If not, it runs like any other and
-// the client gets the error that names koldproxy's part in it.
-func (c *conversation) repeatable() bool {
+// choose decides whether the statement can be run again after a demand, and how.
+func (c *conversation) choose() {
 	s := c.session
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	c.way, c.text, c.proven, c.gone, c.before = wayNone, c.detail.text, false, false, nil
 	t := s.tracker
-	if t.skipping || t.copying {
-		return false
+	if t.block == 'I' && t.executes == 0 {
+		s.pinned = nil
 	}
-	txt, binds := c.detail.text, 0
+	if t.skipping || t.copying {
+		return
+	}
+	binds := 0
 	if c.kind == msgExecute {
 		p := t.portals[c.detail.name]
-		if p == nil || p.executed || p.bind == nil {
-			return false
+		if p == nil {
+			return
 		}
-		txt, binds = p.text, 1
-		c.bind, c.source = p.bind, names(msgBind, p.bind[headerLen:]).source
+		c.text = p.text
+		if p.executed || p.bind == nil {
+			return
+		}
+		c.bind, c.source, binds = p.bind, names(msgBind, p.bind[headerLen:]).source, 1
 	}
-	if !txt.mayDemand || !txt.repeatable {
-		return false
+	if !c.text.mayDemand || c.text.ownWay {
+		return
 	}
-	switch t.block {
-	case 'T':
-		c.block = true
-		return true
-	case 'I': // nothing else in the implicit transaction, which a failure takes along
-		return t.executes == 0 && t.binds == binds
+	switch {
+	case t.block == 'T' && !c.text.noPoint:
+		c.way = waySaved
+	case t.block != 'I' || c.text.alone && (c.kind == msgQuery || t.executes == 0):
+	case c.kind == msgExecute && s.batch.whole() && !c.hold.open && len(c.hold.held) > 0:
+		c.way = wayBatch
+	case t.executes == 0 && t.binds == binds: // nothing else in the implicit transaction, which a failure takes along
+		c.way = wayAlone
 	}
-	return false
+}
+
+// withStats runs an Execute that reads what this instance knows about streams.
+func (c *conversation) withStats() (done bool, err error) {
+	s := c.session
+	s.mu.Lock()
+	blocked := s.tracker.skipping || s.tracker.copying || s.tracker.block == 'E'
+	s.mu.Unlock()
+	if c.text == nil || !c.text.stats || blocked {
+		return false, nil
+	}
+	var st step
+	st.sql("SELECT pg_catalog.set_config('koldstore.stream_stats', $1, true) IS NULL", ascii(s.streamStats()))
+	st.flush()
+	if err := s.toServer(st.messages); err != nil {
+		return false, err
+	}
+	_, failed, err := c.swallow(st.answers)
+	if err != nil || failed == nil {
+		return false, err
+	}
+	return true, c.fail(failed, true)
 }
 
 // outcome is how an attempt ended: done, or with a demand that may be met.
 type outcome struct {
-	done   bool
-	failed []byte // the ErrorResponse that carries the demand
-	demand json.RawMessage
+	done     bool
+	failed   []byte // the ErrorResponse that carries the demand
+	demand   json.RawMessage
+	skipping bool // the server waits for a Sync
 }
 
 // attempt runs the statement once, with what is staged in front of it.
 func (c *conversation) attempt(round int) (outcome, error) {
 	var st step
-	if c.block && round == 0 {
+	if c.way == waySaved && round == 0 {
 		st.sql(`SAVEPOINT "` + reserved + `"`)
 	}
-	if len(c.staged) > 0 {
-		all, err := json.Marshal(c.staged)
-		if err != nil {
-			return outcome{}, &failure{sideProxy, "stage", err}
+	if len(c.staged)+len(c.session.pinned) > 0 {
+		st.stage(c.pages())
+	}
+	own := c.message
+	if round > 0 && c.kind == msgExecute {
+		if c.way == wayBatch {
+			var closed string
+			own, closed = c.session.batch.again(nil)
+			st.answers += closed
+		} else {
+			st.messages = append(appendClose(st.messages, 'P', c.detail.name), c.bind...)
+			st.answers += "32"
 		}
-		st.stage(ascii(all))
 	}
-	if c.kind == msgExecute && round > 0 {
-		st.messages = append(appendClose(st.messages, 'P', c.detail.name), c.bind...)
-		st.answers += "32"
-	}
-	st.messages = append(st.messages, c.message...)
+	st.messages = append(st.messages, own...)
 	if c.kind == msgExecute {
 		st.flush()
 	}
@@ -177,26 +302,54 @@ func (c *conversation) attempt(round int) (outcome, error) {
 	return c.executeOutcome(round)
 }
 
+// pages are all that has to be staged.
+func (c *conversation) pages() []byte {
+	var lines [][]byte
+	for _, p := range c.session.pinned {
+		lines = append(lines, p.sealed)
+	}
+	for _, p := range c.staged {
+		lines = append(lines, p.sealed)
+	}
+	return bytes.Join(lines, []byte("\n"))
+}
+
 // expected tells the tracker what the client's messages are about to answer.
 func (c *conversation) expected(round int) {
 	s := c.session
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if c.way == wayBatch && round > 0 {
+		for _, m := range s.batch.messages {
+			s.tracker.sent(m.kind, m.detail)
+		}
+		return
+	}
 	if c.kind == msgExecute && round > 0 {
 		s.tracker.bound(&detail{name: c.detail.name, source: c.source, bind: c.bind})
 	}
 	s.tracker.sent(c.kind, c.detail)
 }
 
+// barriers are the tags of statements behind which nothing can be repeated: what was before them stays, or the savepoint is
+// gone. ROLLBACK and RELEASE are the tags of those that go to a savepoint, too.
+var barriers = []string{
+	"COMMIT", "ROLLBACK", "RELEASE", "PREPARE TRANSACTION", "COMMIT PREPARED", "ROLLBACK PREPARED",
+	"PREPARE", "DEALLOCATE", "DEALLOCATE ALL", "DISCARD ALL", "DISCARD PLANS", "DISCARD SEQUENCES", "DISCARD TEMP",
+}
+
 // queryOutcome follows the answer of a Query up to ReadyForQuery.
 func (c *conversation) queryOutcome(round int) (outcome, error) {
 	var o outcome
 	for {
-		ev, err := c.await("EZGW")
+		ev, err := c.await("CEZGW")
 		if err != nil {
 			return o, err
 		}
 		switch ev.typ {
+		case msgComplete:
+			c.gone = c.gone || ev.message == nil || slices.Contains(barriers, string(bytes.TrimRight(ev.message[headerLen:], "\x00")))
+			err = c.hold.write(ev.message)
 		case msgError:
 			if demand, ok := c.demanded(ev.message, round); ok {
 				o.failed, o.demand = ev.message, demand
@@ -206,6 +359,11 @@ func (c *conversation) queryOutcome(round int) (outcome, error) {
 		case msgReady:
 			if o.demand != nil {
 				return o, nil
+			}
+			if ev.message[headerLen] == 'T' && !c.gone {
+				if again, o, err := c.prove(round); err != nil || again {
+					return o, err
+				}
 			}
 			o.done = true
 			return o, c.succeed(ev.message, ev.message[headerLen] == 'T')
@@ -221,20 +379,56 @@ func (c *conversation) queryOutcome(round int) (outcome, error) {
 
 // executeOutcome follows the answer of an Execute until it is complete, suspended or failed.
 func (c *conversation) executeOutcome(round int) (outcome, error) {
-	ev, err := c.await("ECsIGW")
+	ends := "ECsIGW"
+	if c.way == wayBatch {
+		ends = "EGW"
+	}
+	ev, err := c.await(ends)
 	if err != nil {
 		return outcome{}, err
 	}
 	switch ev.typ {
+	case 0:
+		return outcome{done: true}, nil
 	case msgError:
 		if demand, ok := c.demanded(ev.message, round); ok {
-			return outcome{failed: ev.message, demand: demand}, nil
+			return outcome{failed: ev.message, demand: demand, skipping: true}, nil
 		}
 		return outcome{done: true}, c.letGo(ev)
 	case msgCopyIn, msgCopyBoth:
 		return outcome{done: true}, c.letGo(ev)
+	case msgComplete:
+		if again, o, err := c.prove(round); err != nil || again {
+			return o, err
+		}
 	}
-	return outcome{done: true}, c.succeed(ev.message, c.block)
+	return outcome{done: true}, c.succeed(ev.message, true)
+}
+
+// prove reads a cursor to its end in the transaction that has just declared it: a FETCH that fails ends its cursor for good,
+// so that what it may demand has to be staged when it is declared. again says that the cursor is to be declared once
+// more, with a demand met before or not.
+func (c *conversation) prove(round int) (again bool, o outcome, err error) {
+	if c.way != waySaved || c.text.cursor == "" || c.proven || c.hold.open {
+		return false, o, nil
+	}
+	var st step
+	st.sql("MOVE FORWARD ALL FROM " + c.text.cursor)
+	st.flush()
+	if err := c.session.toServer(st.messages); err != nil {
+		return false, o, err
+	}
+	_, failed, err := c.swallow(st.answers)
+	if err != nil {
+		return false, o, err
+	}
+	o.skipping = failed != nil
+	if demand, ok := c.demanded(failed, round); ok {
+		o.failed, o.demand = failed, demand
+		return true, o, nil
+	}
+	c.proven = true // another error is for whoever reads the cursor
+	return true, o, nil
 }
 
 // letGo gives up holding: there will be no repeat.
@@ -245,16 +439,24 @@ func (c *conversation) letGo(ev event) error {
 	return c.hold.release()
 }
 
-// await hands the server's answer to hold until a message of one of the types in ends.
+// await hands the server's answer to hold until a message of one of the types in ends. The zero event means that there is
+// nothing more to come, which only a batch gets to know.
 func (c *conversation) await(ends string) (event, error) {
+	s := c.session
 	for {
-		ev, err := c.session.relayServer(c.hold.write, ends+"AS")
+		ev, err := s.relayServer(c.hold.write, ends+"AS")
 		if err != nil {
 			return ev, err
 		}
 		switch ev.typ {
 		case 0:
-			err = c.session.pull()
+			s.mu.Lock()
+			settled := c.way == wayBatch && s.tracker.settled() && s.backRest == 0
+			s.mu.Unlock()
+			if settled {
+				return event{}, nil
+			}
+			err = s.pull()
 		case msgNotification, msgParameterStatus:
 			if ev.message != nil {
 				err = c.hold.keep(ev.message)
@@ -278,7 +480,7 @@ func (c *conversation) demanded(message []byte, round int) (json.RawMessage, boo
 		return nil, false
 	}
 	demand, ok := isDemand(fs.get(fieldDetail))
-	if !ok || c.hold.open || round >= maxRounds {
+	if !ok || c.hold.open || c.gone || round >= maxRounds {
 		c.count("passed")
 		return nil, false
 	}

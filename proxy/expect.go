@@ -16,9 +16,16 @@ type text struct {
 	refusal    *koldproxy.Error
 	refusalAt  int // where PostgreSQL's syntax error points that refusal replaces
 
-	mayDemand  bool
-	repeatable bool // running it again after an error does nothing twice
+	mayDemand bool
+	ownWay    bool   // it may do what no error takes back
+	alone     bool   // outside of a transaction block it may commit before it fails
+	noPoint   bool   // it must not run behind a savepoint
+	cursor    string // the cursor that it declares, as it is written
+	stats     bool   // it reads koldstore.stream_stats when it is executed
 }
+
+// care says that executing the text takes more than passing it on.
+func (t *text) care() bool { return t.mayDemand || t.stats }
 
 // statement is the n-th non-empty statement of the text.
 func (t *text) statement(n int) rewrite.Statement {
@@ -72,11 +79,17 @@ type tracker struct {
 	// What the client has sent, whether or not it has worked: a superset of the above that decides when it pays to wait
 	// for the answers.
 	demandStatements, demandPortals map[string]bool
+	// demanded is set with the first text that may demand: from then on batches are kept, see batch.go.
+	demanded bool
 
 	// block is the transaction status as far as it is known in the middle of a batch: I, T, E or '?'.
 	block byte
 	// Since the last ReadyForQuery:
 	executes, binds int
+	answered        bool // the server has said something that is part of an answer
+
+	watchful   bool // demands that reach the client are noticed
+	suspicious bool // one has: any statement of this session may demand
 
 	standardStrings bool
 	clientEncoding  string
@@ -115,6 +128,7 @@ func (t *tracker) sent(kind byte, d *detail) {
 	}
 	if d != nil && d.text != nil {
 		t.named = true
+		t.demanded = t.demanded || d.text.mayDemand
 	}
 	t.noteDemands(kind, d)
 	if t.copying {
@@ -141,7 +155,7 @@ func (t *tracker) noteDemands(kind byte, d *detail) {
 	}
 	switch kind {
 	case msgParse:
-		if d.text != nil && d.text.mayDemand {
+		if d.text != nil && d.text.care() {
 			t.demandStatements[d.name] = true
 		} else if t.statements[d.name] == nil { // a failing Parse leaves the old statement where it is
 			delete(t.demandStatements, d.name)

@@ -3,6 +3,7 @@ package proxy
 import (
 	"bytes"
 	"encoding/binary"
+	"math"
 )
 
 // A message is a type byte, a length that counts itself but not the type, and a body:
@@ -60,6 +61,11 @@ func appendMessage(dst []byte, typ byte, parts ...[]byte) []byte {
 		dst = append(dst, p...)
 	}
 	return dst
+}
+
+// messageSize is the size of the message that b begins with, header included; at least that of a header.
+func messageSize(b []byte) int {
+	return int(min(max(int64(binary.BigEndian.Uint32(b[1:]))+1, headerLen), math.MaxInt32))
 }
 
 // cString reads a NUL-terminated string from the front of b.

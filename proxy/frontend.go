@@ -66,12 +66,17 @@ func (s *session) frontFailed(err error) {
 // relayClient forwards what the client's buffer holds, as far as it is complete enough to be understood.
 func (s *session) relayClient(ctx context.Context) error {
 	in := s.front
-	pos := in.r // in.buf[in.r:pos] is to be forwarded
+	pos := in.r                       // in.buf[in.r:pos] is to be forwarded
+	run, tail := pos, s.frontRest > 0 // in.buf[run:pos] of it are whole messages, unless it ends within the first
+	s.open = s.inBatch
 	for {
 		if s.frontRest > 0 {
 			n := min(s.frontRest, int64(in.w-pos))
 			pos += int(n)
 			s.frontRest -= n
+			if tail && s.frontRest == 0 {
+				run, tail = pos, false
+			}
 		}
 		b := in.buf[pos:in.w]
 		if s.frontRest > 0 || len(b) < headerLen {
@@ -91,8 +96,8 @@ func (s *session) relayClient(ctx context.Context) error {
 			break
 		}
 		seen := b[:min(total, int64(len(b)))]
-		m := s.look(kind, seen, total)
-		if m.rewritten == nil && !m.mayDemand {
+		m := s.look(kind, seen, total, in.buf[run:pos])
+		if m.rewritten == nil && !m.care {
 			if err := s.expect(kind, m.detail); err != nil {
 				return err
 			}
@@ -109,16 +114,19 @@ func (s *session) relayClient(ctx context.Context) error {
 		}
 		pos += int(total)
 		in.r = pos
-		if m.mayDemand {
+		if m.care {
+			s.inBatch = kind != msgQuery
 			if err := s.runDemanding(ctx, kind, m); err != nil {
 				return err
 			}
 			pos = in.r // reading ahead may have moved the buffer
+			run, s.open = pos, s.inBatch
 			continue
 		}
 		if err := s.expect(kind, m.detail); err != nil {
 			return err
 		}
+		run, s.open = pos, s.inBatch
 		if err := s.toServer(m.rewritten); err != nil {
 			return err
 		}
@@ -135,7 +143,7 @@ func (s *session) relayClient(ctx context.Context) error {
 type looked struct {
 	detail    *detail
 	rewritten []byte // the message to send instead; nil means as it is
-	mayDemand bool   // it runs by the rules of demand.go
+	care      bool   // it runs by the rules of demand.go
 }
 
 // clientNeeds is how many bytes of a message of total bytes have to be there before anything is done with it.
@@ -180,11 +188,18 @@ func (s *session) anyDemands() bool {
 	return len(s.tracker.demandStatements) > 0
 }
 
-// look finds out what a message means to koldproxy. seen is as much of it as clientNeeds asked for, or more.
-func (s *session) look(kind byte, seen []byte, total int64) (m looked) {
+// look finds out what a message means to koldproxy. seen is as much of it as clientNeeds asked for, or more; run is the whole
+// messages in front of it that have not been forwarded yet.
+func (s *session) look(kind byte, seen []byte, total int64, run []byte) (m looked) {
 	if !s.intercept {
 		return m
 	}
+	m = s.understand(kind, seen, total)
+	s.keep(kind, m, seen, int64(len(seen)) == total, run)
+	return m
+}
+
+func (s *session) understand(kind byte, seen []byte, total int64) (m looked) {
 	body := seen[headerLen:]
 	whole := int64(len(seen)) == total
 	switch kind {
@@ -193,7 +208,7 @@ func (s *session) look(kind byte, seen []byte, total int64) (m looked) {
 			var t *text
 			if t, m.rewritten = s.rewrittenQuery(body); t != nil {
 				m.detail = &detail{text: t}
-				m.mayDemand = t.mayDemand
+				m.care = t.mayDemand
 			}
 		}
 	case msgParse:
@@ -219,7 +234,7 @@ func (s *session) look(kind byte, seen []byte, total int64) (m looked) {
 				m.detail.bind = append([]byte(nil), seen...)
 			}
 		case msgExecute:
-			m.mayDemand = whole && s.tracker.mightDemand(m.detail.name)
+			m.care = whole && s.tracker.mightDemand(m.detail.name)
 		}
 	}
 	return m
@@ -232,8 +247,13 @@ func (s *session) expect(kind byte, d *detail) error {
 	if s.over {
 		return errOver
 	}
-	if kind == msgTerminate {
+	switch kind {
+	case msgTerminate:
 		s.terminated = true
+	case msgSync, msgQuery, msgFunction:
+		s.inBatch = false
+	default:
+		s.inBatch = true
 	}
 	if s.tracked {
 		s.tracker.sent(kind, d)

@@ -11,43 +11,56 @@ import (
 
 // rewritten looks at the SQL of a Query or a Parse. t is nil when nobody has to remember anything about it; out is the text
 // to send if it is another one.
-func (s *session) rewritten(sql []byte) (t *text, out string, changed bool) {
-	if !rewrite.NeedsLook(sql) {
-		return nil, "", false
-	}
+func (s *session) rewritten(kind byte, sql []byte) (t *text, out string, changed bool) {
+	asks := s.asks(sql)
 	s.mu.Lock()
 	options := rewrite.Options{
 		ConformingStrings: s.tracker.conforming(),
 		ClientEncoding:    s.tracker.clientEncoding,
 		StreamStats:       json.RawMessage("{}"),
+		StatsLater:        kind == msgParse,
 	}
+	asks = asks || s.tracker.suspicious
 	s.mu.Unlock()
-	if stats := s.server.deps.StreamStats; stats != nil {
-		options.StreamStats = stats.StreamStats(s.database)
-	}
-	input := string(sql)
-	r := rewrite.Rewrite(input, options)
-	demands := r.MayDemand && s.server.deps.Fulfiller != nil
-	if r.Refusal == nil && !r.Changed && !demands {
+	known := rewrite.NeedsLook(sql)
+	if !known && !asks {
 		return nil, "", false
 	}
-	t = &text{
-		positions:  r.Positions,
-		changed:    r.Changed && r.Refusal == nil,
-		statements: r.Statements,
-		refusal:    r.Refusal,
-		refusalAt:  r.RefusalAt,
-		mayDemand:  demands && r.Refusal == nil,
+	input := string(sql)
+	t = &text{}
+	if known {
+		options.StreamStats = s.streamStats()
+		r := rewrite.Rewrite(input, options)
+		if r.Refusal != nil || r.Changed {
+			t.positions, t.changed, t.statements = r.Positions, r.Changed && r.Refusal == nil, r.Statements
+			t.refusal, t.refusalAt = r.Refusal, r.RefusalAt
+		}
+		asks = (asks || r.MayDemand) && r.Refusal == nil
+		out, changed = r.SQL, r.Changed
 	}
-	for _, st := range r.Statements {
+	for _, st := range t.statements {
 		if st.Tag != "" && t.changed {
 			s.server.metrics.rewritten.WithLabelValues(st.Tag).Inc()
 		}
+		t.stats = t.stats || st.StatsLater
 	}
-	if t.mayDemand {
-		t.repeatable = repeatable(input)
+	if asks && s.server.deps.Fulfiller != nil {
+		t.classify(input)
 	}
-	return t, r.SQL, r.Changed
+	if mentions(input) || asks {
+		s.learn(input)
+	}
+	if t.refusal == nil && !t.changed && !t.mayDemand {
+		return nil, out, changed
+	}
+	return t, out, changed
+}
+
+func (s *session) streamStats() json.RawMessage {
+	if stats := s.server.deps.StreamStats; stats != nil {
+		return stats.StreamStats(s.database)
+	}
+	return json.RawMessage("{}")
 }
 
 // rewrittenQuery returns what to send for the body of a Query; nil means the message as it is.
@@ -56,7 +69,7 @@ func (s *session) rewrittenQuery(body []byte) (*text, []byte) {
 	if !ok || len(rest) > 0 {
 		return nil, nil // malformed: PostgreSQL says so
 	}
-	t, out, changed := s.rewritten(sql)
+	t, out, changed := s.rewritten(msgQuery, sql)
 	if !changed {
 		return t, nil
 	}
@@ -73,7 +86,7 @@ func (s *session) rewrittenParse(body []byte) (t *text, name string, message []b
 	if !ok {
 		return nil, string(n), nil
 	}
-	t, out, changed := s.rewritten(sql)
+	t, out, changed := s.rewritten(msgParse, sql)
 	if !changed {
 		return t, string(n), nil
 	}
@@ -102,30 +115,52 @@ func names(kind byte, body []byte) *detail {
 }
 
 var (
-	// Words that make it impossible to run a text of several statements twice. They are searched for without regard to
-	// quotes: taking a literal for a word costs a clear error, the opposite would cost somebody's commit.
-	transactionWords = regexp.MustCompile(`(?i)\b(begin|start|commit|rollback|abort|savepoint|release|prepare|call|do)\b`)
-	endWords         = regexp.MustCompile(`(?i)\bend\b`)
-	caseWords        = regexp.MustCompile(`(?i)\bcase\b`)
-	// A single statement can commit if it is a DO block that says so, or a CALL.
-	blocks  = regexp.MustCompile(`(?i)\bdo\b`)
+	// What an error does not take back: it is not done twice. Words are searched for without regard to quotes; taking a
+	// literal for a word costs a clear error, the opposite would cost somebody's commit.
+	lasting = regexp.MustCompile(`(?i)\b(pg_(try_)?advisory_lock(_shared)?|dblink\w*|lo_export|pg_logical_emit_message|pg_terminate_backend)\b`)
+	// A statement that is alone can commit if it is a DO block that says so, or a CALL.
+	leading = regexp.MustCompile(`(?is)^(?:\s|;|--[^\n\r]*[\n\r]|/\*.*?\*/)*(\w+)`)
 	commits = regexp.MustCompile(`(?i)\b(commit|rollback)\b`)
-	calls   = regexp.MustCompile(`(?is)^(?:\s|;|--[^\n\r]*[\n\r]|/\*.*?\*/)*call\b`)
+	several = regexp.MustCompile(`(?s);\s*\S`)
+	// What PostgreSQL refuses behind a savepoint.
+	isolates = regexp.MustCompile(`(?i)\bset\s+transaction\b`)
+	declares = regexp.MustCompile(`(?is)^(?:\s|--[^\n\r]*[\n\r]|/\*.*?\*/)*declare\s+(` + namePattern + `)\s[^;]*\bcursor\b`)
 )
 
-// repeatable says whether a text may be run again after it has failed: nothing it did can have outlived the failure.
-func repeatable(sql string) bool {
-	if strings.Contains(strings.TrimRight(sql, "; \t\r\n\f"), ";") { // several, in doubt
-		return !transactionWords.MatchString(sql) &&
-			len(endWords.FindAllStringIndex(sql, -1)) <= len(caseWords.FindAllStringIndex(sql, -1))
+// classify says what holding the answer of a text has to mind.
+func (t *text) classify(sql string) {
+	first := ""
+	if m := leading.FindStringSubmatch(sql); m != nil {
+		first = strings.ToLower(m[1])
 	}
-	switch {
-	case blocks.MatchString(sql) && commits.MatchString(sql):
-		return false
-	case calls.MatchString(sql):
-		return strings.Contains(strings.ToLower(sql), "koldstore") // our own procedures never commit
+	switch first {
+	case "fetch", "move", "close", "begin", "start", "commit", "end", "rollback", "abort", "savepoint", "release", "set", "reset", "show",
+		"listen", "unlisten", "notify", "prepare", "deallocate", "discard", "lock", "vacuum", "checkpoint", "load", "cluster", "reindex":
+		if !several.MatchString(sql) {
+			return // it evaluates nothing, or a cursor that an error ends for good
+		}
 	}
-	return true
+	t.mayDemand = true
+	t.noPoint = isolates.MatchString(sql)
+	t.ownWay = lasting.MatchString(sql)
+	if !several.MatchString(sql) {
+		switch first {
+		case "do":
+			t.alone = commits.MatchString(sql)
+		case "call":
+			t.alone = !strings.Contains(strings.ToLower(sql), "koldstore") // our own procedures never commit
+		case "declare":
+			if m := declares.FindStringSubmatch(sql); m != nil {
+				t.cursor = m[1]
+			}
+		}
+	}
+}
+
+// mentions says whether a text has one of the functions that may demand, in literals and bodies too.
+func mentions(sql string) bool {
+	lower := strings.ToLower(sql)
+	return strings.Contains(lower, "changes_since") || strings.Contains(lower, "flush_table")
 }
 
 // isDemand says whether the DETAIL of a KS003 is a demand that a Fulfiller may understand.

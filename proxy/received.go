@@ -1,6 +1,10 @@
 package proxy
 
-import "bytes"
+import (
+	"bytes"
+
+	"github.com/koldproxy/koldproxy"
+)
 
 // origin says what a message of the server is about: the text that caused it, if that text matters, and which of its
 // statements.
@@ -8,6 +12,9 @@ type origin struct {
 	text    *text
 	ordinal int
 }
+
+// demandCode is the SQLSTATE of a demand as it stands in an ErrorResponse.
+var demandCode = []byte("C" + koldproxy.CodeProxyNeeded + "\x00")
 
 // needsBody says whether a message of the server has to be seen as a whole: because received wants it or because it may
 // have to be edited.
@@ -17,7 +24,7 @@ func (t *tracker) needsBody(typ byte, size int) bool {
 		return size <= 1<<10
 	case msgError, msgNotice:
 		e := t.head()
-		return e != nil && t.textOf(e) != nil
+		return e != nil && t.textOf(e) != nil || typ == msgError && t.watchful
 	}
 	return false
 }
@@ -58,6 +65,9 @@ func (t *tracker) received(typ byte, body []byte) origin {
 		return t.originOf(t.head())
 	case msgError:
 		o := t.originOf(t.head())
+		if t.watchful && o.text == nil && bytes.Contains(body, demandCode) {
+			t.suspicious, t.demanded = true, true
+		}
 		t.failed()
 		return o
 	case msgReady:
@@ -68,7 +78,7 @@ func (t *tracker) received(typ byte, body []byte) origin {
 	if e == nil {
 		return origin{}
 	}
-	e.answered = true
+	e.answered, t.answered = true, true
 	o := t.originOf(e)
 	switch typ {
 	case msgCopyIn, msgCopyBoth:
@@ -236,7 +246,7 @@ func (t *tracker) ready(body []byte) {
 		t.skipping = false
 	}
 	t.copying = false
-	t.executes, t.binds = 0, 0
+	t.executes, t.binds, t.answered = 0, 0, false
 	if len(body) != 1 {
 		return
 	}

@@ -51,6 +51,7 @@ type Server struct {
 	metrics  *Metrics
 	certs    *certificates
 	states   serverStates
+	asking   asking
 
 	admission admission
 	keys      keyTable

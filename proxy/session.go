@@ -44,6 +44,14 @@ type session struct {
 	frontRest int64   // bytes of a client message that are still to be forwarded unseen
 	backRest  int64   // the same for the server
 
+	// What pumpClient knows about the batch that is being sent; see batch.go.
+	batch    batch
+	batching bool   // it is kept
+	inBatch  bool   // something of it has been sent or is about to be
+	open     bool   // the same without what is about to be sent
+	pinned   []page // what cursors of the transaction need
+	renewing sync.WaitGroup
+
 	process [4]byte // process number and key of BackendKeyData; key is nil if there was none
 	key     []byte
 
@@ -85,6 +93,7 @@ func newSession(s *Server, front *stream, p startupParameters) *session {
 // is closed. shaken is called when the handshake is over.
 func (s *session) run(ctx context.Context, packet startupPacket, shaken func()) {
 	defer close(s.ended)
+	defer s.renewing.Wait()
 	handshake, stop := context.WithDeadline(ctx, s.deadline)
 	defer stop()
 	if err := s.connect(handshake, packet); err != nil {
@@ -100,6 +109,7 @@ func (s *session) run(ctx context.Context, packet startupPacket, shaken func()) 
 	}
 	_ = s.front.conn.SetDeadline(time.Time{})
 	_ = conn.SetDeadline(time.Time{})
+	s.prime(handshake)
 	shaken()
 	s.log.Debug().Msg("session begins")
 	s.mu.Lock()

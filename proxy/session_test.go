@@ -167,25 +167,54 @@ func TestServeSaysWhenItsListenerBreaks(t *testing.T) {
 	}
 }
 
-func TestRepeatable(t *testing.T) {
+func TestClassify(t *testing.T) {
 	t.Parallel()
-	for sql, want := range map[string]bool{
-		"SELECT changes_since()":                                 true,
-		"SELECT changes_since() WHERE x = 'commit';":             true,
-		"SELECT CASE WHEN a THEN b END FROM changes_since(); ":   true,
-		"INSERT INTO t VALUES (1); SELECT changes_since()":       true,
-		"SELECT CASE WHEN a THEN 1 END; SELECT changes_since()":  true,
-		"BEGIN; SELECT changes_since()":                          false,
-		"SELECT changes_since(); /* x */ end":                    false,
-		"SELECT changes_since();COMMIT":                          false,
-		"DO $$ BEGIN COMMIT; PERFORM changes_since(); END $$":    false,
-		"/* a /* b */ */ do $$ BEGIN changes_since();rollback$$": false,
-		"DO $$ BEGIN PERFORM changes_since() END $$":             true,
-		"-- x\n call p(changes_since())":                         false,
-		"CALL koldstore.create_stream('changes_since')":          true,
+	for sql, want := range map[string]text{
+		"SELECT changes_since()":                                                         {mayDemand: true},
+		"SELECT changes_since() WHERE x = 'commit';":                                     {mayDemand: true},
+		"BEGIN; SELECT changes_since()":                                                  {mayDemand: true}, // tags say how far it has come
+		"BEGIN":                                                                          {},
+		"-- changes_since\nFETCH ALL FROM c":                                             {},
+		"SELECT pg_advisory_lock(1), changes_since()":                                    {mayDemand: true, ownWay: true},
+		"SELECT pg_advisory_xact_lock(1), changes_since()":                               {mayDemand: true},
+		"SET TRANSACTION READ ONLY; SELECT changes_since()":                              {mayDemand: true, noPoint: true},
+		"DO $$ BEGIN COMMIT; PERFORM changes_since(); END $$":                            {mayDemand: true},
+		"DO $$ BEGIN COMMIT PERFORM changes_since() END $$":                              {mayDemand: true, alone: true},
+		"/* a /* b */ */ do $$ BEGIN changes_since() rollback$$":                         {mayDemand: true, alone: false},
+		"-- x\n call p(changes_since())":                                                 {mayDemand: true, alone: true},
+		"CALL koldstore.create_stream('changes_since')":                                  {mayDemand: true},
+		"DECLARE c CURSOR FOR SELECT changes_since()":                                    {mayDemand: true, cursor: "c"},
+		`/* x */ declare "a ""b" no scroll cursor with hold for SELECT changes_since();`: {mayDemand: true, cursor: `"a ""b"`},
 	} {
-		if got := repeatable(sql); got != want {
-			t.Errorf("%s: %t", sql, got)
+		got := text{}
+		got.classify(sql)
+		if got.mayDemand != want.mayDemand || got.ownWay != want.ownWay || got.alone != want.alone || got.noPoint != want.noPoint || got.cursor != want.cursor {
+			t.Errorf("%s: %+v", sql, got)
+		}
+	}
+}
+
+func TestNamesThatATextCreates(t *testing.T) {
+	t.Parallel()
+	for sql, want := range map[string]string{
+		"CREATE VIEW v AS SELECT": "v", "create or replace  view\n s.v (a, b) as": "v", `CREATE TEMP VIEW "a ""b" AS`: `"a ""b"`, "CREATE MATERIALIZED VIEW IF NOT EXISTS s . mv AS": "mv",
+		"CREATE OR REPLACE FUNCTION s.f(x int)": "f", "CREATE PROCEDURE p()": "p", "CREATE TRIGGER t AFTER INSERT OR UPDATE OF x ON app.tab FOR EACH ROW": "tab",
+		"CREATE RECURSIVE VIEW é (n) AS": "é", "CREATE TABLE x": "",
+	} {
+		got := ""
+		if m := created.FindStringSubmatch(sql); m != nil {
+			got = m[1]
+		}
+		if got != want {
+			t.Errorf("%s: %s", sql, got)
+		}
+	}
+	set := nameSet{}
+	set.add("feed v")
+	set.add("f")
+	for text, want := range map[string]bool{`SELECT * FROM "Feed v"`: true, "select F(1)": true, "f": true, "feed": false, "ff f_": false, "éf": false, "xf.f": true, "": false} {
+		if set.in([]byte(text)) != want {
+			t.Errorf("%q: %t", text, !want)
 		}
 	}
 }

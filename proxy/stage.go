@@ -1,8 +1,8 @@
 package proxy
 
 import (
-	"bytes"
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -50,28 +50,50 @@ func (st *step) flush() { st.messages = appendFlush(st.messages) }
 
 // meet gets the answer to a demand and stages it. If it is false, the client has got the error that it led to.
 func (c *conversation) meet(ctx context.Context, o outcome) (bool, error) {
+	if c.way == wayBatch && c.before == nil {
+		c.before = append([]byte{}, c.hold.held...)
+	}
 	c.hold.discard()
-	allowed, failed, skipping, err := c.allowed(o.demand)
+	if o.demand == nil { // a cursor has been read, and is declared again
+		_, failed, err := c.ask(o, nil)
+		if err == nil && failed != nil {
+			err = c.fail(failed, true)
+		}
+		return failed == nil, err
+	}
+	key, failed, err := c.ask(o, o.demand)
+	skipping := failed != nil && c.way == waySaved
 	switch {
 	case err != nil:
 		return false, err
 	case failed != nil:
 		c.count("failed")
 		return false, c.fail(failed, skipping)
-	case !allowed:
+	case key == nil:
 		c.count("denied")
-		return false, c.fail(o.failed, false)
+		return false, c.fail(denied(o.failed), false)
 	}
 	s := c.session
 	answer, err := s.fulfil(ctx, o.demand)
+	if err == nil {
+		answer, err = seal(key, o.demand, answer)
+	}
 	if err != nil {
 		c.count("failed")
 		fs, _ := parseFields(o.failed[headerLen:])
 		return false, c.fail(fs.replaced(asError(err)).appendTo(nil, msgError), false)
 	}
 	c.count("fulfilled")
-	c.staged = append(c.staged, answer)
+	c.staged = append(c.staged, page{o.demand, answer})
 	return true, nil
+}
+
+// denied is the error of a demand that the session's current user is not entitled to, although somebody has raised it: a
+// function that runs as its owner, or one that forges demands.
+func denied(message []byte) []byte {
+	fs, _ := parseFields(message[headerLen:])
+	return fs.with(fieldHint, "koldproxy gives cold history to roles that may read the whole table. The session's current user may not; "+
+		"that a function with SECURITY DEFINER may does not count.").appendTo(nil, msgError)
 }
 
 // fulfil asks the Fulfiller. The statement's cancellation is the error when ctx has ended.
@@ -100,49 +122,66 @@ func (s *session) fulfil(ctx context.Context, demand json.RawMessage) (json.RawM
 	return answer, nil
 }
 
-// allowed takes the session out of the failed state, up to the savepoint in a block, and asks the server whether the
-// session's current user is entitled to what is demanded: anybody can raise KS003. failed is the server's error, if it has
-// one; skipping says whether it then waits for a Sync.
-func (c *conversation) allowed(demand json.RawMessage) (yes bool, failed []byte, skipping bool, err error) {
+// ask takes the session out of the failed state, up to the savepoint in a block, and asks the server for the key to the
+// answer, which it gives if the session's current user is entitled to what is demanded: anybody can raise KS003. Without a
+// demand nothing is asked. failed is the server's error, if it has one; behind a savepoint it then waits for a Sync.
+func (c *conversation) ask(o outcome, demand json.RawMessage) (key, failed []byte, err error) {
+	s := c.session
 	var st step
-	if c.kind == msgExecute { // the failure has ended the client's implicit transaction, if it was in one
+	if o.skipping { // the failure has ended the client's implicit transaction, if it was in one
 		st.sync()
 	}
-	if c.block {
+	s.mu.Lock()
+	opened := c.way == wayAlone && s.tracker.status == 'E'
+	s.mu.Unlock()
+	switch {
+	case c.way == waySaved:
 		st.sql(`ROLLBACK TO SAVEPOINT "` + reserved + `"`)
+	case opened: // by the statement itself
+		st.sql("ROLLBACK")
 	}
-	st.sql("SELECT koldstore.demand_allowed($1)", demand)
-	if c.block {
+	if demand != nil {
+		st.sql("SELECT koldstore.demand_allowed($1)", demand)
+	}
+	if c.way == waySaved {
 		st.flush()
 	} else {
 		st.sync() // no transaction is open while the demand is being met
 	}
-	if err := c.session.toServer(st.messages); err != nil {
-		return false, nil, false, err
+	if err := s.toServer(st.messages); err != nil {
+		return nil, nil, err
 	}
 	row, failed, err := c.swallow(st.answers)
 	if err != nil {
-		return false, nil, false, err
+		return nil, nil, err
 	}
-	if failed != nil && !c.block {
+	if failed != nil && c.way != waySaved {
 		_, _, err = c.swallow("Z")
-		return false, failed, false, err
+		return nil, failed, err
 	}
-	if c.block && failed == nil {
-		c.session.mu.Lock()
-		c.session.tracker.status, c.session.tracker.block = 'T', 'T'
-		c.session.mu.Unlock()
+	if c.way == waySaved && failed == nil {
+		s.mu.Lock()
+		s.tracker.status, s.tracker.block, s.tracker.skipping = 'T', 'T', false
+		s.mu.Unlock()
 	}
-	return bytes.Equal(row, []byte("t")), failed, failed != nil, nil
+	key, err = hex.DecodeString(string(row))
+	if err != nil || len(row) == 0 {
+		return nil, failed, nil
+	}
+	return key, failed, nil
 }
 
-// succeed lets the answer go, after everything that was added to the transaction is gone from it. last is the message that
-// completes the answer.
+// succeed lets the answer go, after everything that was added to the transaction is gone from it, except for what a cursor
+// of it will read. last is the message that completes the answer.
 func (c *conversation) succeed(last []byte, savepoint bool) error {
-	savepoint = savepoint && c.block
+	savepoint = savepoint && c.way == waySaved && !c.gone
 	var st step
-	if len(c.staged) > 0 && (savepoint || c.kind == msgExecute) {
-		st.stage(nil) // a later statement of the transaction must not take it for its own
+	if c.proven {
+		c.session.pinned = append(c.session.pinned, c.staged...)
+		c.staged = nil
+	} else if len(c.staged) > 0 && (savepoint || c.kind == msgExecute) {
+		c.staged = nil
+		st.stage(c.pages()) // a later statement of the transaction has no use for these
 	}
 	if savepoint {
 		st.sql(`RELEASE SAVEPOINT "` + reserved + `"`)
@@ -170,12 +209,15 @@ func (c *conversation) succeed(last []byte, savepoint bool) error {
 // transaction block failed, an extended batch skipped up to the client's Sync. skipping says that it skips already.
 func (c *conversation) fail(message []byte, skipping bool) error {
 	c.hold.discard()
+	if err := c.hold.write(c.before); err != nil {
+		return err
+	}
 	if err := c.hold.write(message); err != nil {
 		return err
 	}
 	s := c.session
 	var out []byte
-	spoil := !skipping && (c.block || c.kind == msgExecute)
+	spoil := !skipping && (c.way == waySaved || c.kind == msgExecute)
 	if spoil {
 		out = appendExecute(out, spoiler)
 	}
@@ -244,4 +286,14 @@ func (c *conversation) swallow(types string) (row, failed []byte, err error) {
 		s.back.r += len(message)
 	}
 	return row, failed, nil
+}
+
+// flush lets go what is held so far, and holds what follows.
+func (h *hold) flush() error {
+	if h.open {
+		return nil
+	}
+	err := h.release()
+	h.open = false
+	return err
 }

@@ -14,6 +14,9 @@ type Options struct {
 	// StreamStats is the JSON object that koldstore.show_streams merges into its answer: consumers and lag of this
 	// instance by stream. nil stands for {}. It is read, never kept.
 	StreamStats json.RawMessage
+	// StatsLater is for texts that are executed later than they are looked at: SHOW STREAMS then reads StreamStats from the
+	// setting koldstore.stream_stats when it is executed, and Statement.StatsLater says so.
+	StatsLater bool
 	// ConformingStrings says that standard_conforming_strings is known to be on for this text. While it is false a text
 	// with a backslash in a plain literal is forwarded.
 	ConformingStrings bool
@@ -54,6 +57,8 @@ type Statement struct {
 	// Predicate is where the expression of CREATE STREAM … WHEN begins in the input, in characters from 1; otherwise 0.
 	// Positions in the predicate count from there.
 	Predicate int
+	// StatsLater says that the statement reads the setting koldstore.stream_stats; see Options.StatsLater.
+	StatsLater bool
 }
 
 // Rewrite replaces koldproxy's statements in sql. It is safe for concurrent use. The result may share memory with sql

@@ -77,11 +77,17 @@ func (r *rewriter) dropStream(s statementRange, statement *Statement) *koldproxy
 // showStreams replaces SHOW STREAMS by a query. PostgreSQL takes it for the name of a setting (42704), so it is no
 // syntax error and never refused here.
 func (r *rewriter) showStreams(s statementRange, statement *Statement) {
-	stats := "{}"
-	if len(r.opts.StreamStats) > 0 {
-		stats = escapeNonASCII(string(r.opts.StreamStats))
+	var live string
+	if statement.StatsLater = r.opts.StatsLater; statement.StatsLater {
+		live = `CASE WHEN pg_catalog.current_setting('koldstore.stream_stats', true) <> '' THEN pg_catalog.current_setting('koldstore.stream_stats', true)::pg_catalog.jsonb END`
+	} else {
+		stats := "{}"
+		if len(r.opts.StreamStats) > 0 {
+			stats = escapeNonASCII(string(r.opts.StreamStats))
+		}
+		live = r.quoter().literal(stats)
 	}
-	r.replace(s, `SELECT name, "table", predicate, consumers, lag FROM koldstore.show_streams(`+r.quoter().literal(stats)+")")
+	r.replace(s, `SELECT name, "table", predicate, consumers, lag FROM koldstore.show_streams(`+live+")")
 	statement.Tag = "SHOW"
 }
 

@@ -212,6 +212,16 @@ func (all databases) Fulfil(ctx context.Context, name string, demand json.RawMes
 		WithHint("Add it to [postgres] databases in koldproxy's configuration.")
 }
 
+// DemandNames lists what leads to a demand, see [proxy.DemandNames].
+func (all databases) DemandNames(ctx context.Context, name string) ([]string, error) {
+	for _, db := range all {
+		if db.name == name {
+			return db.fulfiller.DemandNames(ctx, name)
+		}
+	}
+	return nil, nil
+}
+
 // StreamStats is what this instance knows about live subscribers, see [proxy.StreamStats].
 func (all databases) StreamStats(name string) json.RawMessage {
 	for _, db := range all {

@@ -260,31 +260,118 @@ END $$;
 -- Demands: what a function needs from koldproxy before it can answer (docs/architecture.md). koldproxy puts the answers,
 -- a JSON array, into the setting koldstore.staged and runs the statement again.
 
-CREATE FUNCTION koldstore.demand_allowed(demand jsonb) RETURNS boolean
+-- What is staged is in a setting, which every function that runs in the session can read, those of other roles included. So
+-- it is sealed with a key that the server shows to those alone who may have the answer, judged as the current user where the
+-- key is asked for: in a function with SECURITY DEFINER that is its owner. The key is good for one session.
+CREATE TABLE koldstore.stage_secret (secret bytea NOT NULL);
+INSERT INTO koldstore.stage_secret
+SELECT pg_catalog.string_agg(pg_catalog.uuid_send(pg_catalog.gen_random_uuid()), ''::bytea) FROM pg_catalog.generate_series(1, 4);
+ALTER TABLE koldstore.stage_secret ENABLE ROW LEVEL SECURITY; -- without a policy: for nobody but the owner, whose view reads it
+GRANT SELECT ON koldstore.stage_secret TO PUBLIC;
+
+CREATE VIEW koldstore.stage_key WITH (security_barrier) AS
+SELECT m.table_oid, k.kind,
+       pg_catalog.sha512(s.secret || pg_catalog.int4send(pg_catalog.pg_backend_pid()) || pg_catalog.int8send(m.table_oid::bigint) || pg_catalog.textsend(k.kind)) AS key
+FROM koldstore.stage_secret s, koldstore.managed_table m, (VALUES ('cold_page'), ('flush')) AS k(kind)
+WHERE CASE k.kind WHEN 'flush' THEN koldstore.is_owner(current_user, m.table_oid) ELSE koldstore.may_read(m.table_oid) END;
+GRANT SELECT ON koldstore.stage_key TO PUBLIC;
+
+-- demand_allowed returns the key, in hexadecimal, for the answer to a demand; NULL when the current user may not have it.
+CREATE FUNCTION koldstore.demand_allowed(demand jsonb) RETURNS text
 LANGUAGE sql STABLE
 BEGIN ATOMIC
-    SELECT coalesce(CASE demand ->> 'kind'
-        WHEN 'cold_page' THEN koldstore.may_read((demand ->> 'table')::oid)
-        WHEN 'flush' THEN koldstore.is_owner(current_user, (demand ->> 'table')::oid)
-    END, false);
+    SELECT pg_catalog.encode(k.key, 'hex') FROM koldstore.stage_key k WHERE k.table_oid = (demand ->> 'table')::oid AND k.kind = demand ->> 'kind';
 END;
 
+-- unseal opens what koldproxy has sealed (proxy/seal.go); NULL when key and seal do not belong together. The stream that box
+-- is combined with is made of SHA-512 over key, nonce and a counter.
+CREATE FUNCTION koldstore.unseal(box bytea, nonce bytea, mac bytea, key bytea) RETURNS jsonb
+LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    size   integer := pg_catalog.length(box);
+    stream bytea;
+BEGIN
+    IF pg_catalog.sha512(key || pg_catalog.sha512(key || nonce || box)) <> mac THEN
+        RETURN NULL;
+    END IF;
+    SELECT pg_catalog.substr(pg_catalog.string_agg(pg_catalog.sha512(key || nonce || pg_catalog.int4send(i)), ''::bytea ORDER BY i), 1, size)
+    INTO stream FROM pg_catalog.generate_series(0, size / 64) AS i;
+    RETURN pg_catalog.convert_from(pg_catalog.substr(pg_catalog.varbit_send(
+        ('x' || pg_catalog.encode(box, 'hex'))::varbit # ('x' || pg_catalog.encode(stream, 'hex'))::varbit), 5), 'UTF8')::jsonb;
+END $$;
+
 -- staged finds the answer to a demand: the one with the largest limit among those that agree in the demand's other fields.
+-- The setting holds two lines for each answer: what was demanded, with nonce and mac, and the box in base64.
 CREATE FUNCTION koldstore.staged(demand jsonb) RETURNS jsonb
-LANGUAGE sql STABLE
-BEGIN ATOMIC
-    SELECT a.answer
-    FROM pg_catalog.jsonb_array_elements(coalesce(nullif(pg_catalog.current_setting('koldstore.staged', true), ''), '[]')::jsonb) AS a(answer)
-    WHERE a.answer @> demand
-    ORDER BY (a.answer ->> 'limit')::bigint DESC NULLS LAST
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    setting text := pg_catalog.current_setting('koldstore.staged', true);
+    lines   text[];
+    answer  record;
+BEGIN
+    IF setting IS NULL OR setting = '' THEN
+        RETURN NULL;
+    END IF;
+    lines := pg_catalog.string_to_array(setting, E'\n');
+    SELECT h.head, lines[n * 2] AS box INTO answer
+    FROM pg_catalog.generate_series(1, pg_catalog.cardinality(lines) / 2) AS n CROSS JOIN LATERAL (SELECT lines[n * 2 - 1]::jsonb) AS h(head)
+    WHERE h.head -> 'demand' @> demand
+    ORDER BY (h.head -> 'demand' ->> 'limit')::bigint DESC NULLS LAST
     LIMIT 1;
-END;
+    RETURN (SELECT koldstore.unseal(pg_catalog.decode(answer.box, 'base64'), pg_catalog.decode(answer.head ->> 'nonce', 'hex'),
+                                    pg_catalog.decode(answer.head ->> 'mac', 'hex'), k.key)
+            FROM koldstore.stage_key k WHERE k.table_oid = (demand ->> 'table')::oid AND k.kind = demand ->> 'kind');
+END $$;
+
+-- demanding_names are the views, functions and tables with which a statement may raise a demand although its text does not
+-- call the functions that do: what depends on those, or mentions one of its names in a body that is text. koldproxy holds the
+-- answers of statements with one of these names.
+CREATE FUNCTION koldstore.demanding_names() RETURNS SETOF name
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE bodies AS MATERIALIZED (
+        SELECT p.oid, p.proname, p.prosrc FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_language l ON l.oid = p.prolang
+        WHERE p.pronamespace <> ALL (ARRAY['pg_catalog', 'information_schema', 'koldstore']::regnamespace[]) AND l.lanname NOT IN ('c', 'internal')
+    ), users AS MATERIALIZED (
+        SELECT d.refclassid, d.refobjid, 'pg_class'::regclass::oid AS kind, coalesce(r.ev_class, t.tgrelid, f.adrelid, y.polrelid) AS id
+        FROM pg_catalog.pg_depend d
+        LEFT JOIN pg_catalog.pg_rewrite r ON d.classid = 'pg_rewrite'::regclass AND r.oid = d.objid
+        LEFT JOIN pg_catalog.pg_trigger t ON d.classid = 'pg_trigger'::regclass AND t.oid = d.objid
+        LEFT JOIN pg_catalog.pg_attrdef f ON d.classid = 'pg_attrdef'::regclass AND f.oid = d.objid
+        LEFT JOIN pg_catalog.pg_policy y ON d.classid = 'pg_policy'::regclass AND y.oid = d.objid
+        WHERE d.refclassid IN ('pg_proc'::regclass, 'pg_class'::regclass) AND d.objid >= 16384
+            AND (d.refclassid = 'pg_proc'::regclass OR d.classid = 'pg_rewrite'::regclass)
+        UNION ALL
+        SELECT d.refclassid, d.refobjid, d.classid, d.objid FROM pg_catalog.pg_depend d
+        WHERE d.classid = 'pg_proc'::regclass AND d.refclassid IN ('pg_proc'::regclass, 'pg_class'::regclass) AND d.objid >= 16384
+    ), reach(kind, id) AS (
+        SELECT 'pg_proc'::regclass::oid, p.oid FROM pg_catalog.pg_proc p
+        WHERE p.pronamespace = 'koldstore'::regnamespace AND p.proname IN ('changes_since', 'flush_table')
+        UNION
+        SELECT x.kind, x.id
+        FROM reach r
+        LEFT JOIN pg_catalog.pg_proc p ON r.kind = 'pg_proc'::regclass AND p.oid = r.id
+        LEFT JOIN pg_catalog.pg_class c ON r.kind = 'pg_class'::regclass AND c.oid = r.id
+        CROSS JOIN LATERAL (
+            SELECT u.kind, u.id FROM users u WHERE u.refclassid = r.kind AND u.refobjid = r.id AND u.id IS NOT NULL
+            UNION ALL
+            SELECT 'pg_proc'::regclass::oid, b.oid FROM bodies b
+            WHERE b.prosrc ~* ('(^|[^[:alnum:]_$])' || pg_catalog.regexp_replace(coalesce(p.proname, c.relname)::text, '([^[:alnum:]_])', '\\\1', 'g') || '($|[^[:alnum:]_$])')
+        ) AS x)
+    SELECT DISTINCT coalesce(p.proname, c.relname)
+    FROM reach r
+    LEFT JOIN pg_catalog.pg_proc p ON r.kind = 'pg_proc'::regclass AND p.oid = r.id
+    LEFT JOIN pg_catalog.pg_class c ON r.kind = 'pg_class'::regclass AND c.oid = r.id
+    WHERE p.pronamespace IS DISTINCT FROM 'koldstore'::regnamespace::oid AND coalesce(p.proname, c.relname) IS NOT NULL;
+END $$;
+REVOKE ALL ON FUNCTION koldstore.demanding_names() FROM PUBLIC;
 
 CREATE FUNCTION koldstore.raise_demand(demand jsonb, message text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE EXCEPTION '%', message USING ERRCODE = 'KS003', DETAIL = demand::text,
-        HINT = 'Connect through koldproxy, which answers by itself, and call the function in the statement itself: calls hidden in views, functions and cursors are not served.';
+        HINT = 'Connect through koldproxy, which answers by itself. If this connection does: docs/guarantees.md names the few statements that it cannot repeat.';
 END $$;
 
 -- segments_for picks the active segments that a page needs: from the cursor on (forward) or from the end (last), until
@@ -674,7 +761,7 @@ END $$;
 
 DROP FUNCTION koldstore.table_status, koldstore.async_mirror_status, koldstore.gaps, koldstore.wait_for_async_mirror, koldstore.do_cancel_job, koldstore.cancel_job,
     koldstore.list_jobs, koldstore.do_flush_table, koldstore.enqueue_flush, koldstore.flush_due, koldstore.flush_table, koldstore.cold_needed,
-    koldstore.changes_since, koldstore.key_json, koldstore.key_equality, koldstore.segments_for, koldstore.raise_demand, koldstore.staged, koldstore.demand_allowed,
+    koldstore.changes_since, koldstore.key_json, koldstore.key_equality, koldstore.segments_for, koldstore.raise_demand, koldstore.demanding_names, koldstore.staged, koldstore.unseal, koldstore.demand_allowed,
     koldstore.do_set_table_auto_flush, koldstore.set_table_auto_flush, koldstore.do_set_retention, koldstore.set_retention,
     koldstore.do_unmanage_table, koldstore.managed, koldstore.unmanage_table, koldstore.free_name, koldstore.do_manage_table, koldstore.base_type,
     koldstore.check_feed_options, koldstore.manage_table;
@@ -692,4 +779,5 @@ BEGIN ATOMIC
         'healing', (SELECT count(*) FROM koldstore.job j WHERE j.job_type = 'heal' AND j.status IN ('queued', 'running')))
     FROM koldstore.gap g;
 END;
-
+DROP VIEW koldstore.stage_key;
+DROP TABLE koldstore.stage_secret;
