@@ -22,6 +22,8 @@ type table struct {
 	rowType uint32
 	name    string // schema-qualified and quoted
 	shape   string // what shapeSQL said when the table was loaded
+	// partitioned tables have their rows in others; in the log, changes are of the table as a whole.
+	partitioned bool
 	// attributes are all columns in the order of their numbers, dropped ones included.
 	attributes []attribute
 	// columns are the positions in attributes of the columns that exist.
@@ -83,7 +85,12 @@ type stream struct {
 }
 
 // from is what stands in FROM to read the table.
-func (t *table) from() string { return "ONLY " + t.name }
+func (t *table) from() string {
+	if t.partitioned {
+		return t.name
+	}
+	return "ONLY " + t.name
+}
 
 func (t *table) column(i int) *attribute { return &t.attributes[t.columns[i]] }
 
@@ -171,7 +178,7 @@ func (c *catalog) loadTables(ctx context.Context, tx pgx.Tx) error {
 	defer rows.Close()
 	for rows.Next() {
 		tab, m := &table{}, &mirror{}
-		if err := rows.Scan(&tab.oid, &tab.rowType, &tab.name, &tab.shape, &m.oid, &m.name, &m.seeding); err != nil {
+		if err := rows.Scan(&tab.oid, &tab.rowType, &tab.name, &tab.shape, &tab.partitioned, &m.oid, &m.name, &m.seeding); err != nil {
 			return err
 		}
 		if m.name != "" {

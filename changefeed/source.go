@@ -24,11 +24,12 @@ func (e *foreignCodeError) Error() string { return e.reason }
 // of superusers is not held against anybody. $1 is the table's OID and $2 its name, which has to be its name still.
 const readableSQL = `SELECT coalesce(
 	(SELECT 'it is not the table that it was' WHERE NOT EXISTS (
-		SELECT FROM pg_catalog.pg_class c WHERE c.oid = $1 AND c.relkind = 'r' AND c.oid = pg_catalog.to_regclass($2))),
+		SELECT FROM pg_catalog.pg_class c WHERE c.oid = $1 AND c.relkind IN ('r', 'p') AND c.oid = pg_catalog.to_regclass($2))),
 	(SELECT pg_catalog.format('%s uses %s, which is no code of PostgreSQL or a superuser',
 			pg_catalog.pg_describe_object(d.classid, d.objid, 0), pg_catalog.pg_describe_object(d.refclassid, d.refobjid, 0))
-	 FROM (SELECT 'pg_catalog.pg_class'::pg_catalog.regclass::oid AS class, i.indexrelid AS id FROM pg_catalog.pg_index i WHERE i.indrelid = $1
-	       UNION ALL SELECT 'pg_catalog.pg_statistic_ext'::pg_catalog.regclass::oid, s.oid FROM pg_catalog.pg_statistic_ext s WHERE s.stxrelid = $1) o
+	 FROM (SELECT 'pg_catalog.pg_class'::pg_catalog.regclass::oid AS class, i.indexrelid AS id FROM pg_catalog.pg_index i WHERE i.indrelid IN (SELECT $1 UNION SELECT l.oid FROM koldstore.leaves($1) l)
+	       UNION ALL SELECT 'pg_catalog.pg_class'::pg_catalog.regclass::oid, p.relid FROM pg_catalog.pg_partition_tree($1) p
+	       UNION ALL SELECT 'pg_catalog.pg_statistic_ext'::pg_catalog.regclass::oid, s.oid FROM pg_catalog.pg_statistic_ext s WHERE s.stxrelid IN (SELECT $1 UNION SELECT l.oid FROM koldstore.leaves($1) l)) o
 	 JOIN pg_catalog.pg_depend d ON d.classid = o.class AND d.objid = o.id
 	 LEFT JOIN pg_catalog.pg_proc p ON d.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND p.oid = d.refobjid
 	 LEFT JOIN pg_catalog.pg_operator r ON d.refclassid = 'pg_catalog.pg_operator'::pg_catalog.regclass AND r.oid = d.refobjid
@@ -44,8 +45,8 @@ const readLockWait = 1500 * time.Millisecond
 // From the check of the table to the end of reading nobody can change its definition, its indexes or its schema's name. The
 // savepoint gives the locks back: the eval session needs one of its own, and would wait behind an ALTER TABLE that waits for ours.
 func readTable(ctx context.Context, tx pgx.Tx, tab *table, read func() error) error {
-	// Better an error than rows that are left out silently.
-	_, err := tx.Exec(ctx, fmt.Sprintf(`SAVEPOINT koldproxy_read; SET LOCAL row_security = off; SET LOCAL lock_timeout = '%dms'`, readLockWait.Milliseconds()))
+	// Better an error than rows that are left out silently. Constraints of partitions are not evaluated to leave some of them out.
+	_, err := tx.Exec(ctx, fmt.Sprintf(`SAVEPOINT koldproxy_read; SET LOCAL row_security = off; SET LOCAL constraint_exclusion = off; SET LOCAL lock_timeout = '%dms'`, readLockWait.Milliseconds()))
 	if err != nil {
 		return err
 	}
@@ -57,7 +58,7 @@ func readTable(ctx context.Context, tx pgx.Tx, tab *table, read func() error) er
 }
 
 func lockTable(ctx context.Context, tx pgx.Tx, tab *table) error {
-	if _, err := tx.Exec(ctx, `LOCK TABLE ONLY `+tab.name+` IN SHARE UPDATE EXCLUSIVE MODE`); err != nil {
+	if _, err := tx.Exec(ctx, `LOCK TABLE `+tab.from()+` IN SHARE UPDATE EXCLUSIVE MODE`); err != nil {
 		return busy(err)
 	}
 	var super bool

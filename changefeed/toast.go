@@ -115,9 +115,9 @@ func lookInTable(ctx context.Context, tx pgx.Tx, tab *table, key []string, colum
 	var text *string
 	err = readTable(ctx, tx, tab, func() error {
 		text, err = lookUp(ctx, tx, fmt.Sprintf(`SELECT pg_catalog.format('%%s', m.%s)
-			FROM pg_catalog.jsonb_to_record($1::text::pg_catalog.jsonb) AS k(%s), ONLY %s m WHERE m.%[1]s IS NOT NULL AND %[4]s`,
+			FROM pg_catalog.jsonb_to_record($1::text::pg_catalog.jsonb) AS k(%s), %s m WHERE m.%[1]s IS NOT NULL AND %[4]s`,
 			ident(tab.column(column).name),
-			list(len(key), func(i int) string { return fmt.Sprintf("k%d %s", i+1, tab.column(tab.key[i]).typeName) }), tab.name,
+			list(len(key), func(i int) string { return fmt.Sprintf("k%d %s", i+1, tab.column(tab.key[i]).typeName) }), tab.from(),
 			tab.keyIs(func(i int) string { return "m." + ident(tab.column(tab.key[i]).name) }, func(i int) string { return fmt.Sprintf("k.k%d", i+1) })),
 			string(object))
 		return err

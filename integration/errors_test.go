@@ -41,7 +41,7 @@ func TestBadInput(t *testing.T) {
 		CREATE TABLE nopk (id int);
 		CREATE TABLE deferred (id int PRIMARY KEY DEFERRABLE);
 		CREATE TABLE generated (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED);
-		CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id);
+		CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE part PARTITION OF parts DEFAULT;
 		CREATE UNLOGGED TABLE unlogged (id int PRIMARY KEY);
 		CREATE VIEW v AS SELECT * FROM orders;
 		CREATE TABLE _stream_taken (x int);
@@ -139,7 +139,7 @@ func badStatements(w *tenant) []badInput {
 		{sql: "CREATE STREAM s ON nopk WHEN (id > 1)", code: "55000", text: "no primary key", hint: "ADD PRIMARY KEY"},
 		{sql: "CREATE STREAM s ON deferred WHEN (id > 1)", code: "55000", text: "deferrable"},
 		{sql: "CREATE STREAM s ON generated WHEN (id > 1)", code: "55000", text: "generated"},
-		{sql: "CREATE STREAM s ON parts WHEN (id > 1)", code: "55000", text: "partition"},
+		{sql: "CREATE STREAM s ON part WHEN (id > 1)", code: "55000", text: "partition", hint: "parts"},
 		{sql: "CREATE STREAM s ON unlogged WHEN (id > 1)", code: "55000", text: "unlogged"},
 		{sql: "CREATE STREAM s ON v WHEN (id > 1)", code: "55000", text: "view"},
 		{sql: "CREATE STREAM s ON _stream_there WHEN (op = 'put')", code: "42501", text: "owner"},

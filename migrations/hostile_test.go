@@ -181,7 +181,7 @@ func TestAlteringATableNeverHurtsItsWriters(t *testing.T) {
 		"nothing_":  `ALTER TABLE %s REPLICA IDENTITY NOTHING`,
 		"default_":  `ALTER TABLE %s REPLICA IDENTITY DEFAULT`,
 		"dropped":   `ALTER TABLE %s DROP CONSTRAINT %[1]s_pkey`,
-		"retyped":   `ALTER TABLE %s ADD x int; ALTER TABLE %[1]s ALTER x TYPE bigint`,
+		"retyped":   `ALTER TABLE %s ALTER id TYPE bigint`,
 		"generated": `ALTER TABLE %s ADD g int GENERATED ALWAYS AS (n * 2) STORED`,
 	} {
 		exec(t, owner, fmt.Sprintf(`CREATE TABLE %[1]s (id int PRIMARY KEY, n int); INSERT INTO %[1]s VALUES (1, 1); SELECT koldstore.manage_table('%[1]s')`, name))

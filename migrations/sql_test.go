@@ -69,6 +69,9 @@ func TestManageTableRefusals(t *testing.T) {
 		CREATE TABLE late (id int PRIMARY KEY DEFERRABLE);
 		CREATE TABLE generated (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id * 2) STORED);
 		CREATE TABLE part (id int PRIMARY KEY) PARTITION BY RANGE (id);
+		CREATE TABLE part0 PARTITION OF part DEFAULT;
+		CREATE TABLE quick (id int PRIMARY KEY) PARTITION BY RANGE (id);
+		CREATE UNLOGGED TABLE quick0 PARTITION OF quick DEFAULT;
 		CREATE TABLE keyseq (seq int PRIMARY KEY);
 		CREATE TABLE kscol (id int PRIMARY KEY, _ks_x int);
 		CREATE TEMP TABLE temporary (id int PRIMARY KEY);
@@ -78,7 +81,8 @@ func TestManageTableRefusals(t *testing.T) {
 		{"55000", "unlogged", `manage_table('unlogged')`},
 		{"55000", "deferrable", `manage_table('late')`},
 		{"55000", "generated columns (g)", `manage_table('generated')`},
-		{"55000", "partitioned", `manage_table('part')`},
+		{"55000", "it is a partition", `manage_table('part0')`},
+		{"55000", "its partition quick0 is unlogged", `manage_table('quick')`},
 		{"55000", "temporary", `manage_table('temporary')`},
 		{"55000", "is a view", `manage_table('v')`},
 		{"55000", "system catalog", `manage_table('pg_catalog.pg_class')`},

@@ -326,6 +326,9 @@ func (l *applyLoop) watch(ctx context.Context) error {
 	if err == nil && marked {
 		err = errPublicationLacks
 	}
+	if err == nil {
+		err = l.checkPartitions(ctx)
+	}
 	return err
 }
 

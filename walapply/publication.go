@@ -169,6 +169,40 @@ func (s *session) repair(ctx context.Context, faults []fault) (beyond []fault, e
 	return beyond, nil
 }
 
+// checkPartitions notices partitions that came, went or were truncated on their own. What follows their table is compared with it
+// from a marker on, which comes through the log behind everything that was committed before.
+func (s *session) checkPartitions(ctx context.Context) error {
+	rows, err := s.conn.Query(ctx, `SELECT t.table_oid FROM koldstore.published_table t JOIN pg_class c ON c.oid = t.table_oid
+		WHERE c.relkind = 'p' AND (koldstore.partitions_moved(c.oid) IS NOT NULL
+			OR EXISTS (SELECT FROM koldstore.leaves(c.oid) l WHERE l.relreplident <> 'f' AND l.relkind = 'r'))`)
+	if err != nil {
+		return fmt.Errorf("look at partitions: %w", err)
+	}
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[uint32])
+	if err != nil {
+		return fmt.Errorf("look at partitions: %w", err)
+	}
+	s.busySince.Store(time.Now().UnixNano())
+	defer s.busySince.Store(0)
+	for _, table := range tables {
+		err := pgx.BeginFunc(ctx, s.conn, func(tx pgx.Tx) error {
+			if err := fence(ctx, tx, s.epoch); err != nil {
+				return err
+			}
+			// Writers do not wait behind this for longer.
+			_, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '200ms'`)
+			if err == nil {
+				_, err = tx.Exec(ctx, `SELECT koldstore.look_at_partitions($1)`, table)
+			}
+			return err
+		})
+		if err != nil && sqlState(err) != "55P03" { // the next look may find a moment
+			return fmt.Errorf("look at partitions of table %d: %w", table, err)
+		}
+	}
+	return nil
+}
+
 // markBroken takes streams and feeds of the tables out for good: changes of theirs are missing.
 func (s *session) markBroken(ctx context.Context, faults []fault) error {
 	s.busySince.Store(time.Now().UnixNano())

@@ -134,6 +134,15 @@ CREATE TABLE koldstore.published_table (
 COMMENT ON COLUMN koldstore.published_table.shape IS
     'The columns as the newest marker of kind shape shows them: [{"attnum", "name", "type", "typmod"}, …] in order.';
 
+CREATE TABLE koldstore.partition (
+    leaf_oid        oid    PRIMARY KEY,
+    table_oid       oid    NOT NULL,
+    filenode        oid    NOT NULL,
+    identity_before "char" NOT NULL
+);
+CREATE INDEX partition_by_table ON koldstore.partition (table_oid);
+COMMENT ON TABLE koldstore.partition IS 'The leaves of captured partitioned tables, with the file that each had when it was looked at last: TRUNCATE makes a new one.';
+
 -- Written in apply transactions only, so as of the checkpoint. It is no column of published_table: an ALTER TABLE whose
 -- transaction stays open has a lock on that row.
 CREATE TABLE koldstore.applied_shape (
@@ -236,5 +245,5 @@ COMMENT ON TABLE koldstore.quarantine IS
 
 ---- create above / drop below ----
 
-DROP TABLE koldstore.applied_shape, koldstore.published_table, koldstore.quarantine, koldstore.seed_touched, koldstore.stream_status, koldstore.stream, koldstore.segment, koldstore.job, koldstore.managed_table,
+DROP TABLE koldstore.partition, koldstore.applied_shape, koldstore.published_table, koldstore.quarantine, koldstore.seed_touched, koldstore.stream_status, koldstore.stream, koldstore.segment, koldstore.job, koldstore.managed_table,
     koldstore.storage, koldstore.wal_marker, koldstore.command, koldstore.gap, koldstore.checkpoint;

@@ -102,17 +102,18 @@ BEGIN
     ELSIF c.relkind = 'v' THEN why := 'it is a view';
     ELSIF c.relkind = 'm' THEN why := 'it is a materialized view';
     ELSIF c.relkind = 'f' THEN why := 'it is a foreign table';
-    ELSIF c.relkind = 'p' THEN why := 'it is partitioned, which this version does not support';
-    ELSIF c.relkind <> 'r' THEN why := 'it is no table';
-    ELSIF EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE rel IN (i.inhparent, i.inhrelid)) AND NOT c.relispartition THEN
+    ELSIF c.relkind NOT IN ('r', 'p') THEN why := 'it is no table';
+    ELSIF EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE rel IN (i.inhparent, i.inhrelid)) AND NOT c.relispartition AND c.relkind = 'r' THEN
         why := 'it inherits or is inherited from, which this version does not support';
-    ELSIF c.relispartition THEN why := 'it is a partition, which this version does not support';
+    ELSIF c.relispartition THEN
+        why := 'it is a partition'; hint := pg_catalog.format('Capture the whole table, %s.', pg_catalog.pg_partition_root(rel));
     ELSIF c.relpersistence = 'u' THEN why := 'it is unlogged'; hint := 'Use ALTER TABLE … SET LOGGED first.';
     ELSIF c.relpersistence = 't' THEN why := 'it is temporary';
     ELSIF NOT EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = rel AND i.indisprimary) THEN
         why := 'it has no primary key'; hint := 'Add one: ALTER TABLE … ADD PRIMARY KEY (…).';
     ELSIF EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = rel AND i.indisprimary AND NOT i.indimmediate) THEN
         why := 'its primary key is deferrable';
+    ELSIF koldstore.partition_fault(rel) IS NOT NULL THEN why := koldstore.partition_fault(rel);
     ELSE
         SELECT pg_catalog.string_agg(pg_catalog.quote_ident(a.attname), ', ' ORDER BY a.attnum) INTO cols
         FROM pg_catalog.pg_attribute a
@@ -147,9 +148,10 @@ BEGIN
             PERFORM pg_catalog.set_config('lock_timeout', '1s', true);
             IF full_identity THEN
                 EXECUTE pg_catalog.format('ALTER TABLE %s REPLICA IDENTITY FULL', rel);
-            ELSE
-                EXECUTE pg_catalog.format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', rel);
             END IF;
+            -- Writers hold locks on the partitions that they write to, and on the root.
+            EXECUTE pg_catalog.format('LOCK TABLE %s%s IN SHARE ROW EXCLUSIVE MODE',
+                CASE WHEN (SELECT c.relkind FROM pg_catalog.pg_class c WHERE c.oid = rel) = 'p' THEN '' ELSE 'ONLY ' END, rel);
             PERFORM pg_catalog.set_config('lock_timeout', timeout_before, true);
             RETURN;
         EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
@@ -217,6 +219,7 @@ BEGIN
         EXECUTE pg_catalog.format('ALTER PUBLICATION koldproxy ADD TABLE ONLY %s', rel);
     END IF;
     INSERT INTO koldstore.published_table (table_oid, identity_before, shape) VALUES (rel, identity, '[]') ON CONFLICT DO NOTHING;
+    PERFORM koldstore.note_partitions(rel);
     PERFORM koldstore.note_shape(rel);
 END $$;
 
@@ -225,6 +228,7 @@ CREATE FUNCTION koldstore.unpublish(rel oid) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     identity "char";
+    leaf     record;
 BEGIN
     IF EXISTS (SELECT FROM koldstore.stream s WHERE s.table_oid = rel)
        OR EXISTS (SELECT FROM koldstore.managed_table m WHERE m.table_oid = rel) THEN
@@ -237,6 +241,12 @@ BEGIN
     IF koldstore.is_published(rel) THEN
         EXECUTE pg_catalog.format('ALTER PUBLICATION koldproxy DROP TABLE ONLY %s', rel::pg_catalog.regclass);
     END IF;
+    FOR leaf IN DELETE FROM koldstore.partition p WHERE p.table_oid = rel RETURNING * LOOP
+        IF leaf.identity_before IN ('d', 'n') AND EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = leaf.leaf_oid) THEN
+            EXECUTE pg_catalog.format('ALTER TABLE %s REPLICA IDENTITY %s', leaf.leaf_oid::pg_catalog.regclass,
+                CASE leaf.identity_before WHEN 'd' THEN 'DEFAULT' ELSE 'NOTHING' END);
+        END IF;
+    END LOOP;
     IF identity IN ('d', 'n') THEN
         EXECUTE pg_catalog.format('ALTER TABLE %s REPLICA IDENTITY %s', rel::pg_catalog.regclass,
             CASE identity WHEN 'd' THEN 'DEFAULT' ELSE 'NOTHING' END);

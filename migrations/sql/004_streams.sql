@@ -267,7 +267,8 @@ BEGIN
         reader := 'reader_' || id;
         EXECUTE pg_catalog.format('CREATE FUNCTION koldstore.%I() RETURNS TABLE (literal text, n bigint) LANGUAGE plpgsql STABLE SECURITY DEFINER
             SET search_path = pg_catalog, pg_temp SET row_security = off AS %L', reader, pg_catalog.format(
-                'BEGIN RETURN QUERY SELECT pg_catalog.format(''%%s'', _ks_row), pg_catalog.row_number() OVER (ORDER BY %s) FROM ONLY %s AS _ks_row; END', key_order, source));
+                'BEGIN RETURN QUERY SELECT pg_catalog.format(''%%s'', _ks_row), pg_catalog.row_number() OVER (ORDER BY %s) FROM %s%s AS _ks_row; END', key_order,
+                CASE WHEN (SELECT c.relkind FROM pg_catalog.pg_class c WHERE c.oid = rel) = 'p' THEN '' ELSE 'ONLY ' END, source));
         PERFORM koldstore.hand_over(pg_catalog.format('koldstore.%I()', reader), owner);
         SELECT greatest(c.watermark, koldstore.seq_at(pg_catalog.clock_timestamp())) INTO base FROM koldstore.checkpoint c;
         PERFORM koldstore.extend_log(log_oid, id, keep, (base >> 22) + 1704067200000);
@@ -543,12 +544,24 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     WHERE t.table_oid = ANY (dropped) AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = t.table_oid);
 $$;
 
+-- retyped are the columns of a captured table whose type is not that of its shape.
+CREATE FUNCTION koldstore.retyped(rel oid) RETURNS TABLE (name name, in_key boolean)
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT a.attname, EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = rel AND i.indisprimary AND a.attnum = ANY (i.indkey::int2[]))
+    FROM koldstore.published_table t, pg_catalog.jsonb_to_recordset(t.shape) AS old(attnum int2, type bigint, typmod integer)
+    JOIN pg_catalog.pg_attribute a ON a.attrelid = rel AND a.attnum = old.attnum AND NOT a.attisdropped
+    WHERE t.table_oid = rel AND (a.atttypid <> old.type::oid OR a.atttypmod <> old.typmod);
+END;
+
 -- note_altered takes a table out of the publication that can no longer be captured, before the application's next UPDATE
 -- or DELETE is refused because of it, and marks what depended on it. It believes only what the catalog confirms.
 CREATE FUNCTION koldstore.note_altered(rel oid) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    why text;
+    why       text;
+    rewritten text;
+    filled    boolean;
 BEGIN
     IF NOT EXISTS (SELECT FROM koldstore.published_table t WHERE t.table_oid = rel) THEN
         RETURN;
@@ -557,16 +570,21 @@ BEGIN
                 WHEN NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = rel AND i.indisprimary) THEN 'the primary key of its table was dropped'
                 WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = rel AND a.attgenerated <> '' AND NOT a.attisdropped)
                     THEN 'its table has a generated column now, which this version does not support'
-                WHEN EXISTS (SELECT FROM pg_inherits i WHERE rel IN (i.inhparent, i.inhrelid)) THEN 'its table is part of an inheritance tree now, which this version does not support'
-                WHEN EXISTS (SELECT FROM koldstore.published_table t, jsonb_to_recordset(t.shape) AS old(attnum int2, type bigint)
-                             JOIN pg_attribute a ON a.attrelid = rel AND a.attnum = old.attnum AND NOT a.attisdropped
-                             WHERE t.table_oid = rel AND a.atttypid <> old.type::oid)
-                    -- Every row was rewritten, and the write-ahead log does not show it; rows on their way are of the old type.
-                    THEN 'the type of a column of its table was changed'
+                WHEN c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits i WHERE rel IN (i.inhparent, i.inhrelid)) THEN 'its table is part of an inheritance tree now, which this version does not support'
+                -- What a mirror is made of; with cold rows, their keys are in files.
+                WHEN EXISTS (SELECT FROM koldstore.retyped(rel) r WHERE r.in_key AND EXISTS (SELECT FROM koldstore.managed_table m WHERE m.table_oid = rel))
+                    THEN 'the type of a column of its primary key was changed'
            END INTO why
     FROM pg_class c WHERE c.oid = rel;
     IF why IS NULL THEN
+        -- Every row was rewritten, and the write-ahead log does not show it.
+        SELECT 'the type of column ' || r.name || ' was changed' INTO rewritten FROM koldstore.retyped(rel) r LIMIT 1;
+        filled := EXISTS (SELECT FROM pg_attribute a, koldstore.published_table t WHERE a.attrelid = rel AND t.table_oid = rel AND a.attnum > 0
+                              AND NOT a.attisdropped AND (a.atthasdef OR a.attidentity <> '') AND a.attgenerated = '' AND NOT t.shape @> jsonb_build_array(jsonb_build_object('attnum', a.attnum)));
         PERFORM koldstore.note_shape(rel);
+        IF rewritten IS NOT NULL OR filled THEN
+            PERFORM koldstore.mark_heal(rel, rewritten);
+        END IF;
         RETURN;
     END IF;
     IF koldstore.is_published(rel) THEN
@@ -633,7 +651,7 @@ BEGIN
         PERFORM koldstore.do_drop_stream(current_user, pg_catalog.jsonb_build_object('schema', s.schema_name, 'name', s.name));
     END LOOP;
 END $$;
-DROP FUNCTION koldstore.find_stream, koldstore.refuse_function_ddl, koldstore.refuse_publication_ddl, koldstore.note_altered, koldstore.expired, koldstore.note_dropped, koldstore.is_log, koldstore.is_log_partition, koldstore.refuse_ddl, koldstore.is_service_role, koldstore.stream_floor, koldstore.show_streams,
+DROP FUNCTION koldstore.find_stream, koldstore.refuse_function_ddl, koldstore.refuse_publication_ddl, koldstore.note_altered, koldstore.retyped, koldstore.expired, koldstore.note_dropped, koldstore.is_log, koldstore.is_log_partition, koldstore.refuse_ddl, koldstore.is_service_role, koldstore.stream_floor, koldstore.show_streams,
     koldstore.do_drop_stream, koldstore.do_create_stream, koldstore.check_stream_options, koldstore.retained, koldstore.parse_retention,
     koldstore.schema_of_stream, koldstore.stream_exists;
 DROP PROCEDURE koldstore.drop_stream, koldstore.create_stream;

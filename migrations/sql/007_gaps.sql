@@ -118,6 +118,8 @@ BEGIN
     INSERT INTO koldstore.gap AS g (noticed_at, reason, from_lsn, to_lsn, from_time, seq)
     VALUES (coalesce(c.gap_at, clock_timestamp()), coalesce(c.gap, 'asked for'), c.applied_lsn, at, c.applied_at, c.watermark) RETURNING g.gap_id INTO id;
     UPDATE koldstore.checkpoint SET applied_lsn = at, system_identifier = system, timeline = line, gap = NULL, gap_at = NULL, begin_anew = false;
+    -- Partitions may have come and gone as well; everything is compared anyway.
+    PERFORM koldstore.note_partitions(t.table_oid) FROM koldstore.published_table t;
     DELETE FROM koldstore.applied_shape;
     INSERT INTO koldstore.applied_shape SELECT t.table_oid, t.shape FROM koldstore.published_table t;
     -- The markers of what was still waiting for them are in the hole.
@@ -191,7 +193,119 @@ COMMENT ON FUNCTION koldstore.heal_gap IS
 REVOKE ALL ON FUNCTION koldstore.restore_publication, koldstore.repair_table, koldstore.note_hole, koldstore.begin_heal, koldstore.begin_anew, koldstore.mark_heal,
     koldstore.heal_here, koldstore.do_heal_table, koldstore.heal_gap FROM PUBLIC;
 
+-- Partitioned tables. They are published as a whole (publish_via_partition_root): changes come as changes of the root, with its
+-- columns, whichever partition they are in. What has no changes to be published is noticed here: partitions that come, go or are
+-- truncated on their own.
+
+-- leaves are the tables that hold the rows of a table: itself, unless it is partitioned.
+CREATE FUNCTION koldstore.leaves(rel oid) RETURNS SETOF pg_catalog.pg_class
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT c.* FROM pg_catalog.pg_class c WHERE c.oid = rel AND c.relkind <> 'p'
+    UNION ALL
+    SELECT c.* FROM pg_catalog.pg_partition_tree(rel) t JOIN pg_catalog.pg_class c ON c.oid = t.relid
+    WHERE t.isleaf AND c.relkind <> 'p' AND c.oid <> rel;
+END;
+
+-- partition_fault says why the partitions of a table cannot be captured; NULL if they can.
+CREATE FUNCTION koldstore.partition_fault(rel oid) RETURNS text
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT pg_catalog.format('its partition %s %s', c.oid::pg_catalog.regclass,
+        CASE WHEN c.relkind = 'f' THEN 'is a foreign table' WHEN c.relpersistence = 'u' THEN 'is unlogged' ELSE 'is no table' END)
+    FROM koldstore.leaves(rel) c WHERE c.oid <> rel AND (c.relkind <> 'r' OR c.relpersistence <> 'p') LIMIT 1;
+END;
+
+-- partitions_moved says why rows of a captured table may have come or gone without a change of theirs; NULL if they have not.
+CREATE FUNCTION koldstore.partitions_moved(rel oid) RETURNS text
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT CASE WHEN l.oid IS NULL THEN pg_catalog.format('partition %s was taken away', coalesce(p.leaf_oid::pg_catalog.regclass::text, '?'))
+                WHEN p.leaf_oid IS NULL THEN pg_catalog.format('partition %s was added', l.oid::pg_catalog.regclass)
+                ELSE pg_catalog.format('partition %s was truncated or rewritten', l.oid::pg_catalog.regclass) END
+    FROM (SELECT * FROM koldstore.partition q WHERE q.table_oid = rel) p
+    FULL JOIN (SELECT c.* FROM koldstore.leaves(rel) c WHERE c.oid <> rel) l ON l.oid = p.leaf_oid
+    WHERE l.oid IS NULL OR p.leaf_oid IS NULL OR p.filenode <> pg_catalog.pg_relation_filenode(l.oid) LIMIT 1;
+END;
+
+-- note_partitions brings the list of leaves up to date. They all need a whole old row in the write-ahead log: a new one has the
+-- identity of its key, with which the application's writes work but exits and deletes could not be told.
+CREATE FUNCTION koldstore.note_partitions(rel oid) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    leaf pg_class;
+BEGIN
+    IF NOT EXISTS (SELECT FROM koldstore.published_table t JOIN pg_class c ON c.oid = t.table_oid WHERE t.table_oid = rel AND c.relkind = 'p') THEN
+        RETURN;
+    END IF;
+    DELETE FROM koldstore.partition p WHERE p.table_oid = rel AND NOT EXISTS (SELECT FROM koldstore.leaves(rel) c WHERE c.oid = p.leaf_oid);
+    FOR leaf IN SELECT * FROM koldstore.leaves(rel) LOOP
+        INSERT INTO koldstore.partition AS p (leaf_oid, table_oid, filenode, identity_before)
+        VALUES (leaf.oid, rel, coalesce(pg_relation_filenode(leaf.oid), 0), leaf.relreplident)
+        ON CONFLICT (leaf_oid) DO UPDATE SET filenode = EXCLUDED.filenode WHERE p.filenode <> EXCLUDED.filenode;
+        IF leaf.relreplident <> 'f' AND leaf.relkind = 'r' THEN
+            EXECUTE format('ALTER TABLE %s REPLICA IDENTITY FULL', leaf.oid::regclass);
+        END IF;
+    END LOOP;
+END $$;
+
+-- look_at_partitions has what follows a table compared with it, if rows have come or gone. Anybody's DDL calls it, and koldproxy
+-- every few seconds: TRUNCATE of a partition is seen by nobody else, nor is anything on a server without event triggers.
+CREATE FUNCTION koldstore.look_at_partitions(rel oid, is_new boolean DEFAULT false) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    why text := koldstore.partitions_moved(rel);
+BEGIN
+    IF why IS NULL AND NOT EXISTS (SELECT FROM koldstore.leaves(rel) c WHERE c.relreplident <> 'f' AND c.relkind = 'r') THEN
+        RETURN false;
+    END IF;
+    PERFORM koldstore.note_partitions(rel);
+    IF why IS NOT NULL AND NOT is_new THEN
+        PERFORM koldstore.mark_heal(rel, why);
+    END IF;
+    RETURN true;
+END $$;
+
+-- note_partition_ddl is for event triggers: a table was created, altered or dropped.
+CREATE FUNCTION koldstore.note_partition_ddl(changed oid, created boolean) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    root oid;
+BEGIN
+    FOR root IN SELECT t.table_oid FROM koldstore.published_table t JOIN pg_class c ON c.oid = t.table_oid
+                WHERE c.relkind = 'p' AND (t.table_oid = changed OR t.table_oid = pg_partition_root(changed)
+                    OR t.table_oid = (SELECT p.table_oid FROM koldstore.partition p WHERE p.leaf_oid = changed)) LOOP
+        PERFORM koldstore.look_at_partitions(root, created);
+    END LOOP;
+END $$;
+
+CREATE FUNCTION koldstore.watch_partitions() RETURNS event_trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF TG_EVENT = 'sql_drop' THEN
+        PERFORM koldstore.note_partition_ddl(d.objid, false) FROM pg_event_trigger_dropped_objects() d
+        WHERE d.classid = 'pg_class'::regclass AND d.objsubid = 0 AND d.object_type = 'table';
+    ELSE
+        PERFORM koldstore.note_partition_ddl(d.objid, TG_TAG = 'CREATE TABLE') FROM pg_event_trigger_ddl_commands() d WHERE d.classid = 'pg_class'::regclass;
+    END IF;
+END $$;
+
+REVOKE ALL ON FUNCTION koldstore.look_at_partitions FROM PUBLIC;
+
+DO $$
+BEGIN
+    IF (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) THEN
+        CREATE EVENT TRIGGER koldproxy_partition ON ddl_command_end WHEN TAG IN ('CREATE TABLE', 'ALTER TABLE') EXECUTE FUNCTION koldstore.watch_partitions();
+        CREATE EVENT TRIGGER koldproxy_partition_drop ON sql_drop WHEN TAG IN ('DROP TABLE', 'DROP SCHEMA', 'DROP OWNED', 'DROP TYPE') EXECUTE FUNCTION koldstore.watch_partitions();
+        ALTER EVENT TRIGGER koldproxy_partition ENABLE ALWAYS;
+        ALTER EVENT TRIGGER koldproxy_partition_drop ENABLE ALWAYS;
+    END IF;
+END $$;
+
 ---- create above / drop below ----
 
+DROP EVENT TRIGGER IF EXISTS koldproxy_partition;
+DROP EVENT TRIGGER IF EXISTS koldproxy_partition_drop;
+DROP FUNCTION koldstore.watch_partitions, koldstore.note_partition_ddl, koldstore.look_at_partitions, koldstore.note_partitions, koldstore.partitions_moved, koldstore.partition_fault, koldstore.leaves;
 DROP FUNCTION koldstore.heal_gap, koldstore.do_heal_table, koldstore.heal_table, koldstore.heal_here, koldstore.mark_heal, koldstore.begin_anew,
     koldstore.begin_heal, koldstore.note_hole, koldstore.repair_table, koldstore.restore_publication, koldstore.strangers, koldstore.gap_basis;
