@@ -126,6 +126,8 @@ func (s *Server) cancel(ctx context.Context, packet startupPacket) error {
 func (s *Server) cancelFailed(err error) {
 	if errors.Is(err, errTooManyCancels) {
 		s.metrics.refused.WithLabelValues("cancels").Inc()
+		s.log.Debug().Err(err).Msg("cancel request dropped") // there are many
+		return
 	}
 	if f, ok := errors.AsType[*failure](err); ok {
 		s.metrics.errors.WithLabelValues(string(f.side), f.direction).Inc()

@@ -34,8 +34,8 @@ func (g *group) leave(s *session) {
 	}
 }
 
-// drain tells all sessions to end at their next idle moment, waits for them until DrainTimeout, and cuts the rest.
-func (g *group) drain(ctx context.Context) {
+// drain tells all sessions to end at their next idle moment, waits for them until the deadline, and cuts the rest.
+func (g *group) drain(ctx context.Context, deadline time.Time) {
 	g.mu.Lock()
 	g.draining = true
 	if len(g.sessions) == 0 {
@@ -45,7 +45,7 @@ func (g *group) drain(ctx context.Context) {
 		s.drain()
 	}
 	g.mu.Unlock()
-	timer := time.NewTimer(g.server.current().DrainTimeout)
+	timer := time.NewTimer(time.Until(deadline))
 	defer timer.Stop()
 	select {
 	case <-g.idle:

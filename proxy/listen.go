@@ -48,27 +48,30 @@ func ListenShared(ctx context.Context, address string) (net.Listener, error) {
 // sharedListener is a listener that may have a successor.
 type sharedListener struct{ *net.TCPListener }
 
-// handOverTime is how long a shared listener still accepts clients whose connections were being made when it stopped taking
-// new ones, and how long they may then take for their handshake before sessions are drained.
-const handOverTime = 300 * time.Millisecond
+const (
+	// handOverTime is how long a shared listener still accepts clients whose connections were being made when it stopped
+	// taking new ones.
+	handOverTime = 300 * time.Millisecond
+	// silenceTime is how long clients whose connection it has accepted may then take to say something.
+	silenceTime = time.Second
+)
 
 // handOver makes a shared listener take no new connections, without refusing any: the first packet of those that the kernel
 // still sends here is dropped, so that it comes again, after a second, to whoever then listens. Connections under way are
-// accepted. It is false when ln is not shared, or this is not possible.
-func handOver(ln net.Listener) bool {
-	shared, ok := ln.(*sharedListener)
+// accepted. It is false when ln is not shared. Where the kernel has no such filters (err), connections whose first packet
+// arrives within the moment in which the listener is closed are reset.
+func handOver(ln net.Listener) (shared bool, err error) {
+	l, ok := ln.(*sharedListener)
 	if !ok {
-		return false
+		return false, nil
 	}
-	raw, err := shared.SyscallConn()
+	raw, err := l.SyscallConn()
 	if err != nil {
-		return false
+		return true, err
 	}
 	var failed error
-	if err := raw.Control(func(fd uintptr) { failed = dropNewcomers(int(fd)) }); err != nil {
-		return false
-	}
-	return failed == nil
+	err = raw.Control(func(fd uintptr) { failed = dropNewcomers(int(fd)) })
+	return true, errors.Join(err, failed)
 }
 
 func removeStale(ctx context.Context, path string) error {

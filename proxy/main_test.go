@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -29,10 +32,12 @@ const testTimeout = 60 * time.Second
 
 // proxied is a Server under test.
 type proxied struct {
-	cluster *localpg.Cluster
-	server  *Server
-	addr    *net.TCPAddr
-	stop    func() // drains and waits
+	cluster  *localpg.Cluster
+	server   *Server
+	addr     *net.TCPAddr
+	stop     func() // drains and waits
+	logged   *syncBuffer
+	registry *prometheus.Registry
 }
 
 type option func(*Config, *Deps)
@@ -43,9 +48,10 @@ func startProxy(t testing.TB, options ...option) *proxied {
 	cfg := DefaultConfig()
 	cfg.Upstream = net.JoinHostPort(cluster.Host, strconv.Itoa(cluster.Port))
 	cfg.DrainTimeout = 0
+	registry, logged := prometheus.NewRegistry(), &syncBuffer{}
 	deps := Deps{
-		Metrics: NewMetrics(prometheus.NewRegistry()),
-		Log:     zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel),
+		Metrics: NewMetrics(registry),
+		Log:     zerolog.New(zerolog.MultiLevelWriter(zerolog.NewTestWriter(t), logged)).Level(zerolog.InfoLevel),
 	}
 	for _, o := range options {
 		o(&cfg, &deps)
@@ -62,7 +68,7 @@ func startProxy(t testing.TB, options ...option) *proxied {
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(ctx, ln) }()
 	stopped := false
-	p := &proxied{cluster: cluster, server: server, addr: ln.Addr().(*net.TCPAddr)}
+	p := &proxied{cluster: cluster, server: server, addr: ln.Addr().(*net.TCPAddr), registry: registry, logged: logged}
 	p.stop = func() {
 		if stopped {
 			return
@@ -129,4 +135,47 @@ func (p *proxied) prepare(t testing.TB, direct, sql string) {
 	conn := connect(t, direct)
 	mustExec(t, conn, sql)
 	_ = conn.Close(within(t))
+}
+
+// counted is the value of a counter with a certain label.
+func (p *proxied) counted(t testing.TB, name string, labels ...string) float64 {
+	t.Helper()
+	families, err := p.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			var values []string
+			for _, l := range m.GetLabel() {
+				values = append(values, l.GetValue())
+			}
+			slices.Sort(values)
+			if slices.Sort(labels); slices.Equal(values, labels) {
+				return m.GetCounter().GetValue()
+			}
+		}
+	}
+	return 0
+}
+
+// syncBuffer keeps what is logged.
+type syncBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
 }

@@ -67,14 +67,19 @@ func identify(in *stream, direct peer, from sources) (peer, error) {
 		}
 		return direct, nil
 	}
+	if err := awaitHeader(in); err != nil {
+		return direct, err
+	}
 	reader := bufio.NewReader(rest{in})
 	header, err := proxyproto.Read(reader)
 	if err != nil {
 		return direct, fmt.Errorf("%w: %w", errProxyHeader, err)
 	}
 	ahead, _ := reader.Peek(reader.Buffered())
-	in.buf = append(bytes.Clone(ahead), in.buffered()...)
-	in.r, in.w = 0, len(in.buf)
+	// What was read ahead goes in front of what is left.
+	left := append(bytes.Clone(ahead), in.buffered()...)
+	in.buf = make([]byte, max(startupBuffer, len(left)))
+	in.r, in.w = 0, copy(in.buf, left)
 	if header.Command.IsLocal() { // the load balancer's own business, a health check
 		return direct, nil
 	}
@@ -85,6 +90,21 @@ func identify(in *stream, direct peer, from sources) (peer, error) {
 		return peer{}, nil
 	}
 	return direct, nil // UNKNOWN: the load balancer does not say
+}
+
+// maxProxyV1 is the longest header of version 1.
+const maxProxyV1 = 107
+
+// awaitHeader reads on until a header of version 1 is whole: unlike one of version 2 it does not say how long it is, and the
+// parser wants to see its end.
+func awaitHeader(in *stream) error {
+	for len(in.buffered()) < len(proxyV1) ||
+		begins(in.buffered(), proxyV1) && len(in.buffered()) < maxProxyV1 && !bytes.Contains(in.buffered(), []byte("\n")) {
+		if err := in.fill(startupBuffer); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // begins says whether b begins with a signature, or may do so as far as it goes. A packet's length begins with zero bytes,

@@ -44,7 +44,7 @@ var secureHBA = []string{
 	"hostssl all cert_user all cert",
 	"host all md5_user all md5",
 	"host all password_user all password",
-	"host all trust_user all trust",
+	"host all trust_user all trust", "local all trust_user trust",
 }
 
 const secureRoles = `

@@ -113,13 +113,17 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	case err = <-failed:
 		accepting = false
 	}
-	if accepting && handOver(ln) { // somebody else takes the clients that come from now on
+	deadline := time.Now().Add(s.current().DrainTimeout)
+	if shared, filterErr := handOver(ln); accepting && shared { // somebody else takes the clients that come from now on
+		if filterErr != nil {
+			s.log.Info().Err(filterErr).Msg("cannot hold back connections: those that begin while the listener is closed are reset")
+		}
 		time.Sleep(handOverTime) // for those whose connection is being made
 		_ = ln.Close()
 		err, accepting = <-failed, false
-		g.settle(handOverTime)
+		g.settle(deadline)
 	}
-	g.drain(context.WithoutCancel(ctx)) // clients that come meanwhile are told so, and cancel requests still work
+	g.drain(context.WithoutCancel(ctx), deadline) // clients that come meanwhile are told so, and cancel requests still work
 	_ = ln.Close()
 	if accepting {
 		<-failed
@@ -139,6 +143,7 @@ type group struct {
 	sessions map[*session]struct{}
 	idle     chan struct{}         // closed when draining and no session is left
 	conns    map[net.Conn]struct{} // clients without a session
+	starting int                   // those of them that have sent a startup packet
 }
 
 func newGroup(s *Server) *group {
@@ -193,15 +198,18 @@ func (g *group) admit(ctx context.Context, conn net.Conn) {
 	}()
 }
 
-// settle waits until no client without a session is left, for some time at most.
-func (g *group) settle(limit time.Duration) {
-	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(limit / 100) {
+// settle waits until no handshake is under way, so that those which began in time succeed. Clients that say nothing get
+// silenceTime, the others until the deadline.
+func (g *group) settle(deadline time.Time) {
+	silent := time.Now().Add(silenceTime)
+	for now := time.Now(); now.Before(deadline); now = time.Now() {
 		g.mu.Lock()
-		open := len(g.conns)
+		conns, starting := len(g.conns), g.starting
 		g.mu.Unlock()
-		if open == 0 {
+		if conns == 0 || starting == 0 && now.After(silent) {
 			return
 		}
+		time.Sleep(5 * time.Millisecond)
 	}
 }
 
@@ -212,6 +220,8 @@ type client struct {
 	set   *settings
 	place *waiting
 	peer  peer
+
+	spoken bool // it has sent a startup packet; guarded by mu
 }
 
 // shaken ends being a client without a session. It may be called more than once.
@@ -219,6 +229,18 @@ func (c *client) shaken() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.conns, c.conn)
+	if c.spoken {
+		c.starting--
+		c.spoken = false
+	}
+}
+
+// speaks notes that the startup packet has come.
+func (c *client) speaks() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.starting++
+	c.spoken = true
 }
 
 // serve serves one connection from its first byte to its last.
@@ -254,6 +276,7 @@ func (c *client) serve(ctx context.Context) {
 		}
 		return
 	}
+	c.speaks()
 	in.grow(bufferSize)
 	if refusal := s.admission.begin(c.peer, c.set.MaxConnections, c.set.MaxConnectionsPerAddress); refusal != admitted {
 		s.metrics.refused.WithLabelValues(refusal.String()).Inc()
