@@ -2,10 +2,13 @@ package changefeed_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"testing"
 
+	"github.com/koldproxy/koldproxy"
+	"github.com/koldproxy/koldproxy/changefeed"
 	"github.com/koldproxy/koldproxy/changefeed/feedtest"
 	"github.com/koldproxy/koldproxy/walapply"
 )
@@ -184,4 +187,66 @@ func (h *host) dropSlotUnderLoad(seed uint64) {
 	}()
 	h.dropSlot()
 	<-done
+}
+
+// Cold rows are compared as well: what is right stays where it is, the rest comes back with a new seq.
+func TestColdRowsAreHealed(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(`CREATE TABLE t (id int PRIMARY KEY, v numeric)`, `INSERT INTO t SELECT i, 1.50 FROM generate_series(1, 40) i`)
+	h.manage("t")
+	h.fence()
+	h.stopApplier()
+	cold := &shelf{}
+	for i := range 30 { // 1 to 30 are in cold storage only, 30 as a tombstone
+		row := changefeed.PageRow{Seq: koldproxy.Seq(i + 1), Op: koldproxy.OpInsert, PK: json.RawMessage(fmt.Sprintf(`{"id": %d}`, i+1)), Image: json.RawMessage(fmt.Sprintf(`{"v":1.50,"id":%d}`, i+1))}
+		if i == 29 {
+			row.Op, row.Image = koldproxy.OpDelete, nil
+		}
+		cold.rows = append(cold.rows, row)
+	}
+	h.config.Cold, h.config.SeedRows = cold, 4
+	h.admin(`DELETE FROM koldstore.t__cl WHERE id <= 30`, `INSERT INTO koldstore.segment (segment_id, table_oid, storage, object_key, state, min_seq, max_seq, row_count, sha256)
+		VALUES (gen_random_uuid(), 't'::regclass, 'default', 'k', 'active', 1, 30, 30, '\x00')`)
+	h.dropSlot()
+	h.exec(`DELETE FROM t WHERE id IN (3, 35)`, `UPDATE t SET v = 2 WHERE id IN (4, 36)`, `UPDATE t SET v = 1.5 WHERE id = 5`, `INSERT INTO t VALUES (41, 0)`)
+	h.startApplier()
+	h.healed(1)
+	h.expect(`SELECT op, id, row_image ->> 'v' FROM koldstore.t__cl WHERE id <= 30 OR id IN (35, 36, 41) ORDER BY id`,
+		"3 3 NULL", "2 4 2", "2 5 1.5", "1 30 1.50", "3 35 NULL", "2 36 2", "1 41 0")
+	h.expect(`SELECT count(*), state FROM koldstore.t__cl, koldstore.managed_table GROUP BY state`, "15 active")
+	h.expect(`SELECT count(*) FROM pg_class WHERE relname LIKE 'heal\_%' AND relnamespace = 'koldstore'::regnamespace`, "0")
+}
+
+// A seed that was cancelled leaves a feed that says so, and heal_table brings it back.
+func TestCancelledSeed(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.stopApplier()
+	h.exec(`CREATE TABLE t (id int PRIMARY KEY)`, `INSERT INTO t SELECT generate_series(1, 500)`)
+	h.manage("t")
+	h.exec(`SELECT koldstore.cancel_job(seed_job) FROM koldstore.managed_table`)
+	h.expect(`SELECT m.state, m.reason, j.status FROM koldstore.managed_table m JOIN koldstore.job j ON j.job_id = m.seed_job`, "broken copying its rows was cancelled cancelled")
+	h.startApplier()
+	h.exec(`INSERT INTO t VALUES (501)`, `SELECT koldstore.heal_table('t')`)
+	h.fence()
+	must(t, feedtest.CheckFeed(t.Context(), h.pool, "t", "jsonb_build_object('id', t.id)", 100, nil))
+	h.expect(`SELECT koldstore.cancel_job(seed_job) FROM koldstore.managed_table`, "f")
+}
+
+// Nobody can say which columns rows in a hole had; the applier begins with those of today.
+func TestColumnsChangeInAHole(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(`CREATE TABLE t (id int PRIMARY KEY, a text, b text)`, `INSERT INTO t VALUES (1, 'a', 'b')`)
+	h.manage("t")
+	h.fence()
+	h.stopApplier()
+	h.dropSlot()
+	h.exec(`ALTER TABLE t RENAME a TO c`, `ALTER TABLE t RENAME b TO a`, `ALTER TABLE t RENAME c TO b`, `INSERT INTO t (id, a) VALUES (2, 'new a')`)
+	h.startApplier()
+	h.healed(1)
+	h.exec(`INSERT INTO t (id, b) VALUES (3, 'new b')`)
+	h.fence()
+	must(t, feedtest.CheckFeed(t.Context(), h.pool, "t", "jsonb_build_object('id', t.id)", 100, nil))
 }

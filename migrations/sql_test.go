@@ -82,7 +82,7 @@ func TestManageTableRefusals(t *testing.T) {
 		{"55000", "deferrable", `manage_table('late')`},
 		{"55000", "generated columns (g)", `manage_table('generated')`},
 		{"55000", "it is a partition", `manage_table('part0')`},
-		{"55000", "its partition quick0 is unlogged", `manage_table('quick')`},
+		{"55000", "quick0 is unlogged", `manage_table('quick')`},
 		{"55000", "temporary", `manage_table('temporary')`},
 		{"55000", "is a view", `manage_table('v')`},
 		{"55000", "system catalog", `manage_table('pg_catalog.pg_class')`},
