@@ -163,7 +163,7 @@ func (t *Target) loadCatalog(ctx context.Context, tx pgx.Tx) (*catalog, error) {
 
 func (c *catalog) loadTables(ctx context.Context, tx pgx.Tx) error {
 	rows, err := tx.Query(ctx, `
-		SELECT c.oid, c.reltype, pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(c.relname), `+shapeSQL+`,
+		SELECT c.oid, c.reltype, pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(c.relname), `+shapeSQL+`, c.relkind = 'p',
 		       coalesce(m.mirror_oid, 0), coalesce(pg_catalog.quote_ident(mn.nspname) || '.' || pg_catalog.quote_ident(mc.relname), ''), coalesce(m.state IN ('seeding', 'healing'), false)
 		FROM (SELECT t.table_oid FROM koldstore.managed_table t WHERE t.`+tableTakesPart+`
 		      UNION SELECT s.table_oid FROM koldstore.stream s WHERE s.`+streamTakesPart+`) w
