@@ -28,6 +28,7 @@ demo: setup build ## run a private PostgreSQL with koldproxy in front (ARGS='--t
 .PHONY: test
 test: setup-test fmt-check lint fuzz ## run everything that must pass: format, lint, short fuzzing, all tests with the race detector
 	go test -race -timeout $(TESTTIME) ./...
+	cd integration/cold && go test -race -timeout $(TESTTIME) ./...
 	@echo "make test: everything passed"
 
 .PHONY: test-long
@@ -55,6 +56,14 @@ fmt-check: $(GOLANGCI)
 .PHONY: fuzz
 fuzz: ## run each fuzz target for FUZZTIME (default 4s)
 	@.ci/fuzz $(FUZZTIME)
+
+.PHONY: bench-cold
+bench-cold: setup ## measure flushes, sizes and cold pages beside DuckDB (ARGS='-cold.rows 10000000' for more rows)
+	cd integration/cold && go test -run '^$$' -bench Cold -benchtime 1x -timeout 2h . $(ARGS)
+
+.PHONY: bench-apply
+bench-apply: setup build ## compare the applier with PostgreSQL's own subscriber on the same log (ARGS='-scale 1')
+	@go run ./internal/benchapply $(ARGS)
 
 .PHONY: bench-proxy
 bench-proxy: setup build ## compare pgbench directly and through koldproxy in one run

@@ -62,9 +62,13 @@ var architecture = map[string]rule{
 	"changefeed/mqtt": {
 		allowed: []string{
 			module, "github.com/mochi-mqtt/server/v2", "github.com/rs/zerolog", "github.com/prometheus/client_golang",
-			"github.com/jackc/pgx/v5",
+			"github.com/jackc/pgx/v5", "github.com/eclipse/paho.mqtt.golang", "github.com/gorilla/websocket",
 		},
-		why: "the only importer of an MQTT library",
+		why: "the only importer of MQTT libraries, for the broker of its own and for another one",
+	},
+	"changefeed/sse": {
+		allowed: []string{module, module + "/changefeed", "github.com/jackc/pgx/v5", "github.com/rs/zerolog"},
+		why:     "streams for browsers, from the log; who may read them it is told by an interface that it declares",
 	},
 	"changefeed/feedtest": {
 		allowed: []string{"github.com/jackc/pgx/v5"},
@@ -95,6 +99,10 @@ var architecture = map[string]rule{
 	"migrations": {
 		allowed: []string{"github.com/jackc/pgx/v5", "github.com/jackc/tern/v2"},
 		why:     "numbered SQL and the runner for it",
+	},
+	"internal/benchapply": {
+		allowed: []string{module + "/internal/localpg", "github.com/jackc/pgx/v5"},
+		why:     "measures the built binary from outside; a program of its own, since a benchmark of package testing cannot take turns",
 	},
 	"internal/localpg": {
 		allowed: []string{"github.com/jackc/pgx/v5", "go.uber.org/goleak"},
