@@ -29,6 +29,15 @@ func TestExamples(t *testing.T) {
 		"node": func(t *testing.T) program {
 			return program{name: "node", args: []string{filepath.Join(repository, "examples/node/consumer.js")}, env: []string{nodePath(t)}}
 		},
+		"java": func(*testing.T) program {
+			return program{name: "java", args: []string{"-XX:TieredStopAtLevel=1", "-cp", jdbcJar, filepath.Join(repository, "examples/java/Consumer.java")}}
+		},
+		"php": func(*testing.T) program {
+			return program{name: "php", args: []string{filepath.Join(repository, "examples/php/consumer.php")}}
+		},
+		"ruby": func(*testing.T) program {
+			return program{name: "ruby", args: []string{filepath.Join(repository, "examples/ruby/consumer.rb")}}
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

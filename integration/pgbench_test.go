@@ -51,6 +51,7 @@ func TestPgbench(t *testing.T) {
 // TestDumpAndRestore dumps a database with streams and managed tables and restores it elsewhere, both through the proxy.
 func TestDumpAndRestore(t *testing.T) {
 	t.Parallel()
+	clientTools(t, "pg_dump")
 	inst := newInstance(t, demo) // a dump needs a database in which nobody else makes and drops tables
 	w := newTenantOf(t, inst)
 	c := w.connect(t)

@@ -68,8 +68,14 @@ func (p program) mustRun(t *testing.T) outcome {
 func findProgram(t *testing.T, name string) string {
 	t.Helper()
 	if dir, err := localpg.FindBinaries(""); err == nil {
-		if path := filepath.Join(dir, name); isProgram(path) {
-			return path
+		dirs := []string{dir}
+		if server, err := filepath.EvalSymlinks(filepath.Join(dir, "postgres")); err == nil { // dir may hold links to some of them
+			dirs = append(dirs, filepath.Dir(server))
+		}
+		for _, dir := range dirs {
+			if path := filepath.Join(dir, name); isProgram(path) {
+				return path
+			}
 		}
 	}
 	path, err := exec.LookPath(name)
