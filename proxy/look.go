@@ -12,7 +12,7 @@ import (
 // rewritten looks at the SQL of a Query or a Parse. t is nil when nobody has to remember anything about it; out is the text
 // to send if it is another one.
 func (s *session) rewritten(kind byte, sql []byte) (t *text, out string, changed bool) {
-	asks := s.asks(sql)
+	asks := s.asks(sql) || s.prepared && hasWord(sql, "execute")
 	s.mu.Lock()
 	options := rewrite.Options{
 		ConformingStrings: s.tracker.conforming(),
@@ -49,6 +49,7 @@ func (s *session) rewritten(kind byte, sql []byte) (t *text, out string, changed
 	}
 	if mentions(input) || asks {
 		s.learn(input)
+		s.prepared = s.prepared || hasWord(sql, "prepare")
 	}
 	if t.refusal == nil && !t.changed && !t.mayDemand {
 		return nil, out, changed
@@ -155,6 +156,11 @@ func (t *text) classify(sql string) {
 			}
 		}
 	}
+}
+
+// hasWord says whether a word stands in a text, in any case. Identifiers that contain it count.
+func hasWord(sql []byte, word string) bool {
+	return bytes.Contains(bytes.ToLower(sql), []byte(word))
 }
 
 // mentions says whether a text has one of the functions that may demand, in literals and bodies too.
