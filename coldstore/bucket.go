@@ -42,11 +42,24 @@ type ObjectInfo struct {
 	Version   string
 }
 
+// Opener is a [Bucket] that can keep an object open, where opening it for every range would cost more than reading.
+type Opener interface {
+	// Open opens an object that must be the named version; otherwise the error matches ErrChanged. The result may be read by
+	// one goroutine at a time, and is closed by the caller.
+	Open(ctx context.Context, key, version string) (ObjectReader, error)
+}
+
+// ObjectReader reads ranges of an object.
+type ObjectReader interface {
+	io.ReaderAt
+	io.Closer
+}
+
 // ErrChanged says that an object is not any more the version that was asked for.
 var ErrChanged = errors.New("object has changed")
 
-// OpenBucket opens the bucket that a URL names: file:///absolute/path, a folder that is made if it does not exist. Other
-// schemes are refused.
+// OpenBucket opens the bucket that a URL names: file:///absolute/path, a folder that is made if it does not exist. Package
+// cloud opens those of other schemes.
 func OpenBucket(rawURL string) (Bucket, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
@@ -65,7 +78,7 @@ func OpenBucket(rawURL string) (Bucket, error) {
 		}
 		return OpenLocalBucket(u.Path)
 	case "s3", "gs", "azblob":
-		return nil, fmt.Errorf("cold storage URL: %s:// is not supported yet; use file:///absolute/path", u.Scheme)
+		return nil, fmt.Errorf("cold storage URL: %s:// names no folder; package cloud opens it", u.Scheme)
 	default:
 		return nil, fmt.Errorf("cold storage URL: unknown scheme %q; use file:///absolute/path", u.Scheme)
 	}

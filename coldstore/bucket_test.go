@@ -112,7 +112,7 @@ func TestLocalBucketWithoutItsFolderFails(t *testing.T) {
 func TestOpenBucketRefusesWhatItCannotDo(t *testing.T) {
 	t.Parallel()
 	for url, want := range map[string]string{
-		"s3://bucket/prefix": "not supported yet", "gs://bucket": "not supported yet", "azblob://c": "not supported yet",
+		"s3://bucket/prefix": "names no folder", "gs://bucket": "names no folder", "azblob://c": "names no folder",
 		"ftp://x": "unknown scheme", "/tmp/x": "unknown scheme", "file://tmp/x": "three slashes", "file:tmp": "absolute", "": "unknown scheme",
 		"file:///tmp/x?sync=off": "no parameters",
 	} {

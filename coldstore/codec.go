@@ -8,6 +8,9 @@ import (
 
 // typed is the [codec] of one Go type. It keeps the values that are not null, and for every row whether it has one.
 type typed[T any] struct {
+	// quick, where there is one, reads the plain cases of raw values: those of which it is plain that format gives them back. The
+	// others go through parse.
+	quick  func(raw []byte) (T, bool)
 	parse  func(raw []byte) (T, bool)
 	format func(dst []byte, v T) []byte
 
@@ -20,6 +23,12 @@ type typed[T any] struct {
 }
 
 func (c *typed[T]) add(raw []byte) bool {
+	if c.quick != nil {
+		if v, ok := c.quick(raw); ok {
+			c.values, c.levels = append(c.values, v), append(c.levels, 1)
+			return true
+		}
+	}
 	v, ok := c.parse(raw)
 	if !ok {
 		return false

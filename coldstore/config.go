@@ -22,7 +22,7 @@ type Config struct {
 	MaxFileBytes int64
 	// MaxPageBytes bounds the JSON of one page; a request for more is refused with 54000.
 	MaxPageBytes int64
-	// CacheBytes bounds the memory for opened segments (footers and seqs, not rows).
+	// CacheBytes bounds the memory for opened segments (footers and seqs) and for rows that were decoded lately.
 	CacheBytes int64
 	// DeleteGrace is how long an object outlives its segment, so that readers with an older snapshot can finish.
 	DeleteGrace time.Duration
@@ -34,8 +34,15 @@ type Config struct {
 	PollInterval time.Duration
 	// PolicyInterval is the time between two looks at which tables are due for an automatic flush.
 	PolicyInterval time.Duration
-	// RetryAfter is how long a table is left alone after an automatic flush of it failed.
+	// NoCompaction leaves segments as flushes have made them.
+	NoCompaction bool
+	// Flushers is how many tables are flushed at the same time; each holds a row group in memory and a connection.
+	Flushers int
+	// RetryAfter is how long a table is left alone after an automatic flush or a compaction of it failed.
 	RetryAfter time.Duration
+	// OpenStorage opens a storage that was registered in the database. Its errors are shown to people and must not hold secrets. Nil
+	// means that only the bucket of New is used.
+	OpenStorage func(ctx context.Context, spec StorageSpec) (Bucket, error)
 	// Registerer takes the metrics; nil keeps them unseen.
 	Registerer prometheus.Registerer
 	// Now is the clock that ages are measured by; nil means time.Now.
@@ -55,11 +62,12 @@ func DefaultConfig() Config {
 		MaxFileBytes:      512 << 20,
 		MaxPageBytes:      64 << 20,
 		CacheBytes:        64 << 20,
-		DeleteGrace:       time.Minute,
+		DeleteGrace:       10 * time.Minute,
 		InProgressTimeout: time.Hour,
 		DeadHistory:       time.Hour,
 		PollInterval:      time.Second,
 		PolicyInterval:    30 * time.Second,
+		Flushers:          2,
 		RetryAfter:        time.Minute,
 	}
 }
@@ -70,7 +78,7 @@ func (c *Config) Validate() error {
 	for name, v := range map[string]int64{
 		"row_group_rows": int64(c.RowGroupRows), "row_group_bytes": c.RowGroupBytes, "max_file_bytes": c.MaxFileBytes, "max_page_bytes": c.MaxPageBytes,
 		"cache_bytes": c.CacheBytes, "poll_interval": int64(c.PollInterval), "policy_interval": int64(c.PolicyInterval),
-		"in_progress_timeout": int64(c.InProgressTimeout),
+		"in_progress_timeout": int64(c.InProgressTimeout), "flushers": int64(c.Flushers),
 	} {
 		if v <= 0 {
 			errs = append(errs, fmt.Errorf("cold.%s must be positive", name))

@@ -24,7 +24,8 @@ func TestDamagedStorageIsKS002(t *testing.T) {
 		tab.put(i, strings.Repeat("x", i))
 	}
 	tab.mustFlush(100, 2)
-	want, err := tab.drain(t.Context(), f.store, 1000)
+	// So few rows at a time that none of them is kept: those would be shown without a look at the file.
+	want, err := tab.drain(t.Context(), f.store, 10)
 	ok(t, err)
 	victim := tab.segments()[1]
 	name := filepath.Join(f.folder, victim.Object)
@@ -80,7 +81,7 @@ func TestDamagedStorageIsKS002(t *testing.T) {
 			ok(t, os.Remove(name))
 		}
 		restore()
-		if got, err := tab.drain(t.Context(), f.store, 1000); err != nil || len(got) != len(want) {
+		if got, err := tab.drain(t.Context(), f.store, 10); err != nil || len(got) != len(want) {
 			t.Fatalf("%s: after restoring: %v", c.name, err)
 		}
 		tab.verified()

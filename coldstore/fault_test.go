@@ -11,31 +11,33 @@ import (
 
 var errInjected = errors.New("injected")
 
+// faultKinds arm a fault and return what disarms it and says whether it came.
+var faultKinds = map[string]func(f *fixture, n int) (disarm func() (fired bool)){
+	"step": func(f *fixture, n int) func() bool {
+		left := n
+		f.failpoint(func(step string) error {
+			if left--; left == 0 {
+				return errInjected
+			}
+			return nil
+		})
+		return func() bool { f.failpoint(nil); return left <= 0 }
+	},
+	"bucket": func(f *fixture, n int) func() bool {
+		f.bucket.FailAt(n, false)
+		return func() bool { fired := !f.bucket.Pending(); f.bucket.FailAt(0, false); return fired }
+	},
+	"bucket answer": func(f *fixture, n int) func() bool {
+		f.bucket.FailAt(n, true)
+		return func() bool { fired := !f.bucket.Pending(); f.bucket.FailAt(0, false); return fired }
+	},
+}
+
 // TestNothingIsLostWhicheverStepFails makes the n-th step of a flush fail, for every n, and the n-th operation on the bucket,
 // with and without its effect. After each failure the feed is unchanged, and the next flush makes up for it.
 func TestNothingIsLostWhicheverStepFails(t *testing.T) {
 	t.Parallel()
-	kinds := map[string]func(f *fixture, n int) (disarm func() (fired bool)){
-		"step": func(f *fixture, n int) func() bool {
-			left := n
-			f.failpoint(func(step string) error {
-				if left--; left == 0 {
-					return errInjected
-				}
-				return nil
-			})
-			return func() bool { f.failpoint(nil); return left <= 0 }
-		},
-		"bucket": func(f *fixture, n int) func() bool {
-			f.bucket.FailAt(n, false)
-			return func() bool { fired := !f.bucket.Pending(); f.bucket.FailAt(0, false); return fired }
-		},
-		"bucket answer": func(f *fixture, n int) func() bool {
-			f.bucket.FailAt(n, true)
-			return func() bool { fired := !f.bucket.Pending(); f.bucket.FailAt(0, false); return fired }
-		},
-	}
-	for kind, arm := range kinds {
+	for kind, arm := range faultKinds {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t, nil)

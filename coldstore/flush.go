@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"time"
 
 	"github.com/google/uuid"
@@ -42,9 +41,6 @@ func (s *Store) flushTable(ctx context.Context, j *job) (string, error) {
 	}
 	if t.state != "active" {
 		return "", koldproxy.Errorf(koldproxy.CodeNotInPrerequisite, "table %s cannot be flushed: its change feed is %s", t, t.state).WithDetail(t.reason)
-	}
-	if t.storage != defaultStorage {
-		return "", koldproxy.Errorf(koldproxy.CodeFeatureNotSupported, "storage %q cannot be used yet, only the one named %s", t.storage, defaultStorage)
 	}
 	through, err := planFlush(ctx, s.pool, t, j.force)
 	if err != nil {
@@ -105,7 +101,7 @@ func planFlush(ctx context.Context, q querier, t *managedTable, force bool) (kol
 // flushFile moves the oldest rows into one file and publishes it. more says that rows up to through are left.
 func (s *Store) flushFile(ctx context.Context, t *managedTable, j *job, through koldproxy.Seq) (more bool, err error) {
 	begin := time.Now()
-	segment := &segmentRow{id: uuid.New(), table: t.oid, storage: defaultStorage}
+	segment := &segmentRow{id: uuid.New(), table: t.oid, storage: t.storage}
 	segment.object = objectKey(t.oid, segment.id)
 	s.noteWriting(segment.id, true)
 	defer s.noteWriting(segment.id, false)
@@ -124,15 +120,11 @@ func (s *Store) flushFile(ctx context.Context, t *managedTable, j *job, through 
 	if err := s.cfg.step("noted"); err != nil {
 		return false, err
 	}
-	temp, err := os.CreateTemp(s.cfg.TempDir, "koldproxy-segment-*")
+	temp, err := s.tempFile()
 	if err != nil {
-		return false, fmt.Errorf("temporary file: %w", err)
+		return false, err
 	}
 	defer func() { err = errors.Join(err, temp.Close()) }()
-	// Without a name from the beginning, so that nothing of it stays when the process is killed.
-	if err := os.Remove(temp.Name()); err != nil {
-		return false, fmt.Errorf("temporary file: %w", err)
-	}
 	sum, more, err := s.encode(ctx, t, segment, through, temp)
 	if err != nil || sum.rows == 0 {
 		return false, err
@@ -167,7 +159,11 @@ func (s *Store) encode(ctx context.Context, t *managedTable, segment *segmentRow
 		if err != nil {
 			return err
 		}
-		w, err := newSegmentWriter(out, &layout{table: t.oid, name: t.String(), segment: segment.id.String(), columns: shape.columns, key: shape.key},
+		l := layout{table: t.oid, name: t.String(), segment: segment.id.String(), columns: shape.columns, key: shape.key}
+		if segment.layout, err = l.fingerprint(); err != nil {
+			return err
+		}
+		w, err := newSegmentWriter(out, &l,
 			rowGroupLimits{rows: s.cfg.RowGroupRows, bytes: s.cfg.RowGroupBytes})
 		if err != nil {
 			return err
@@ -205,12 +201,16 @@ func (c countBytes) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// upload stores the file and reads it back: only what the bucket really holds is published.
+// upload stores the file and reads it back: only what the bucket really holds is published, whatever the bucket has answered.
 func (s *Store) upload(ctx context.Context, segment *segmentRow, sum *summary, temp io.ReadSeeker) error {
 	if _, err := temp.Seek(0, io.SeekStart); err != nil {
 		return fmt.Errorf("temporary file: %w", err)
 	}
-	err := s.bucket.PutIfAbsent(ctx, segment.object, temp, segment.size)
+	bucket, err := s.bucketOf(ctx, segment.storage)
+	if err != nil {
+		return fmt.Errorf("store segment %s: %w", segment.id, err)
+	}
+	err = bucket.PutIfAbsent(ctx, segment.object, temp, segment.size)
 	// The key is fresh, so a taken one is our own object, stored by an attempt whose answer was lost. Reading back decides.
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("store segment %s: %w", segment.id, err)
@@ -219,6 +219,9 @@ func (s *Store) upload(ctx context.Context, segment *segmentRow, sum *summary, t
 		return err
 	}
 	f, err := s.segment(ctx, segment)
+	if err != nil && !IsCorrupt(err) && ctx.Err() == nil { // a fault on the way is no reason to write everything again
+		f, err = s.segment(ctx, segment)
+	}
 	if err != nil {
 		return fmt.Errorf("read back segment %s: %w", segment.id, err)
 	}

@@ -1,6 +1,8 @@
 package coldstore
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"strconv"
@@ -112,6 +114,16 @@ func (l *layout) metadata() (metadata.KeyValueMetadata, error) {
 	return m, nil
 }
 
+// fingerprint names the columns and the key: files with the same one hold rows that can be merged as they are.
+func (l *layout) fingerprint() (string, error) {
+	text, err := json.Marshal([]any{formatVersion, l.columns, l.key})
+	if err != nil {
+		return "", fmt.Errorf("segment layout: %w", err)
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:16]), nil
+}
+
 // readLayout takes the shape of a file from its footer.
 func readLayout(footer *metadata.FileMetaData) (*layout, error) {
 	kv := footer.KeyValueMetadata()
@@ -151,7 +163,7 @@ const zstdLevel = 3
 // pageBytes bounds how much is decoded to reach one row.
 const pageBytes = 128 << 10
 
-// properties are the writer's settings. What is chosen here keeps to the plainest, oldest encodings, which every reader
+// properties are the writer's settings for row groups of so many rows. What is chosen here keeps to the plainest, oldest encodings, which every reader
 // has, and leaves out those in which libraries were found to shift or lose values (research: BYTE_STREAM_SPLIT, V2 pages).
 func properties(rowGroupRows int) *parquet.WriterProperties {
 	return parquet.NewWriterProperties(
@@ -169,6 +181,5 @@ func properties(rowGroupRows int) *parquet.WriterProperties {
 		parquet.WithDictionaryFor(systemNames[colHash], false),
 		parquet.WithBloomFilterEnabledFor(systemNames[colHash], true),
 		parquet.WithBloomFilterNDVFor(systemNames[colHash], int64(rowGroupRows)),
-		parquet.WithAdaptiveBloomFilterEnabledFor(systemNames[colHash], true), // as small as the rows allow
 	)
 }

@@ -15,8 +15,8 @@ import (
 // histories bounds the number of histories: each one waits for the disk many times.
 const histories = 30
 
-// TestDrainIsTheLatestStateAfterAnyHistory writes random histories of changes and flushes and compares the drained feed with
-// a map. Snapshots taken on the way must drain to what was true then, however much is flushed in between.
+// TestDrainIsTheLatestStateAfterAnyHistory writes random histories of changes, flushes and compactions and compares the drained feed with
+// a map. Snapshots taken on the way must drain to what was true then, however much is flushed and merged in between.
 func TestDrainIsTheLatestStateAfterAnyHistory(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, func(cfg *coldstore.Config) { cfg.RowGroupRows = 7 })
@@ -54,6 +54,10 @@ func TestDrainIsTheLatestStateAfterAnyHistory(t *testing.T) {
 				if tab.hot() != 0 {
 					rt.Fatal("rows left in the mirror")
 				}
+			},
+			"compact": func(rt *rapid.T) {
+				_, err := f.store.Compact(t.Context(), tab.oid)
+				ok(rt, err)
 			},
 			"remember": func(*rapid.T) {
 				s, err := tab.snapshot(t.Context())

@@ -183,9 +183,7 @@ func (s *Store) carryOut(ctx context.Context, j *job) error {
 		status = jobError
 		text := explain(err)
 		message = &text
-		s.mu.Lock()
-		s.retryAt[j.table] = time.Now().Add(s.cfg.RetryAfter)
-		s.mu.Unlock()
+		s.retryLater(j.table)
 	}
 	s.metrics.flushSeconds.Observe(time.Since(begin).Seconds())
 	s.metrics.flushes.WithLabelValues(status).Inc()
@@ -210,6 +208,19 @@ func (s *Store) carryOut(ctx context.Context, j *job) error {
 		return fmt.Errorf("record the end of flush job %s: %w", j.id, recordErr)
 	}
 	return nil
+}
+
+// retryLater leaves a table alone for a while, after something that was not asked for by a person has failed.
+func (s *Store) retryLater(table uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.retryAt[table] = time.Now().Add(s.cfg.RetryAfter)
+}
+
+func (s *Store) mayRetry(table uint32) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !time.Now().Before(s.retryAt[table])
 }
 
 // explain is an error with the detail that a client would get beside it.

@@ -201,6 +201,18 @@ func (b *LocalBucket) GetRange(ctx context.Context, key, version string, off, n 
 	return data, nil
 }
 
+// Open implements [Opener].
+func (b *LocalBucket) Open(ctx context.Context, key, version string) (ObjectReader, error) {
+	f, info, err := b.open(ctx, "open", key)
+	if err != nil {
+		return nil, err
+	}
+	if version != "" && info.Version != version {
+		return nil, errors.Join(fmt.Errorf("open %s: %w", key, ErrChanged), f.Close())
+	}
+	return f, nil
+}
+
 // Head implements [Bucket].
 func (b *LocalBucket) Head(ctx context.Context, key string) (ObjectInfo, error) {
 	f, info, err := b.open(ctx, "head", key)

@@ -20,9 +20,6 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// defaultStorage is the storage of koldproxy's configuration, the one whose bucket a Store has.
-const defaultStorage = "default"
-
 // managedTable is a row of koldstore.managed_table.
 type managedTable struct {
 	oid         uint32
@@ -37,7 +34,10 @@ type managedTable struct {
 	minFlush    int64
 	maxPerFile  int64
 	moveBelow   *koldproxy.Seq // move_after as of now
+	forgetBelow *koldproxy.Seq // tombstone_retention as of now
+	keep        *koldproxy.Seq // retention: what is below it is dropped now
 	generation  int64
+	now         koldproxy.Seq // the moment that the others were computed for
 }
 
 func (t *managedTable) String() string { return t.schema + "." + t.name }
@@ -51,26 +51,32 @@ func millisBefore(interval string) string {
 
 func loadTable(ctx context.Context, q querier, oid uint32, now time.Time) (*managedTable, error) {
 	t := &managedTable{oid: oid}
-	var moveBefore *int64
+	var moveBefore, forgetBefore, keepSince *int64
 	err := q.QueryRow(ctx, `
 		SELECT m.schema_name, m.table_name, m.mirror_oid, quote_ident(n.nspname) || '.' || quote_ident(c.relname), m.state,
-		       coalesce(m.reason, ''), m.storage, m.hot_row_limit, m.min_flush_rows, m.max_rows_per_file, m.generation, `+millisBefore("m.move_after")+`
+		       coalesce(m.reason, ''), m.storage, m.hot_row_limit, m.min_flush_rows, m.max_rows_per_file, m.generation, `+millisBefore("m.move_after")+`, `+millisBefore("m.tombstone_retention")+`, `+millisBefore("m.retention")+`
 		FROM koldstore.managed_table m
 		JOIN pg_catalog.pg_class c ON c.oid = m.mirror_oid
 		JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 		WHERE m.table_oid = $2`, now, oid).
-		Scan(&t.schema, &t.name, &t.mirrorOID, &t.mirror, &t.state, &t.reason, &t.storage, &t.hotRowLimit, &t.minFlush, &t.maxPerFile, &t.generation, &moveBefore)
+		Scan(&t.schema, &t.name, &t.mirrorOID, &t.mirror, &t.state, &t.reason, &t.storage, &t.hotRowLimit, &t.minFlush, &t.maxPerFile, &t.generation, &moveBefore, &forgetBefore, &keepSince)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, koldproxy.Errorf(koldproxy.CodeNotInPrerequisite, "table with OID %d is not managed by koldstore", oid)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("load managed table %d: %w", oid, err)
 	}
-	if moveBefore != nil {
-		below := koldproxy.SeqAt(time.UnixMilli(*moveBefore))
-		t.moveBelow = &below
-	}
+	t.moveBelow, t.forgetBelow, t.keep = seqBefore(moveBefore), seqBefore(forgetBefore), seqBefore(keepSince)
+	t.now = koldproxy.SeqAt(now)
 	return t, nil
+}
+
+func seqBefore(millis *int64) *koldproxy.Seq {
+	if millis == nil {
+		return nil
+	}
+	seq := koldproxy.SeqAt(time.UnixMilli(*millis))
+	return &seq
 }
 
 // segmentRow is a row of koldstore.segment without its key hashes, which are large.
@@ -90,10 +96,11 @@ type segmentRow struct {
 	dead        []byte
 	deadVersion int64
 	createdAt   time.Time
+	layout      string
 }
 
 const segmentColumns = `segment_id, table_oid, storage, object_key, state, coalesce(min_seq, 0), coalesce(max_seq, 0), row_count, dead_count, tombstones,
-	size_bytes, sha256, dead, dead_version, created_at`
+	size_bytes, sha256, dead, dead_version, created_at, coalesce(layout, '')`
 
 // loadSegments reads the segments that a condition on koldstore.segment chooses, in the order of their seqs.
 func loadSegments(ctx context.Context, q querier, condition string, args ...any) ([]segmentRow, error) {
@@ -103,7 +110,7 @@ func loadSegments(ctx context.Context, q querier, condition string, args ...any)
 	}
 	segments, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (s segmentRow, err error) {
 		err = row.Scan(&s.id, &s.table, &s.storage, &s.object, &s.state, &s.minSeq, &s.maxSeq, &s.rows, &s.deadCount, &s.tombstones,
-			&s.size, &s.sha256, &s.dead, &s.deadVersion, &s.createdAt)
+			&s.size, &s.sha256, &s.dead, &s.deadVersion, &s.createdAt, &s.layout)
 		return s, err
 	})
 	if err != nil {

@@ -9,6 +9,7 @@ type metrics struct {
 	bytesWritten  prometheus.Counter
 	segments      prometheus.Counter
 	conflicts     prometheus.Counter
+	compactions   *prometheus.CounterVec // by status
 	pages         *prometheus.CounterVec // by status
 	pageSeconds   prometheus.Histogram
 	rowsRead      prometheus.Counter
@@ -52,6 +53,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		bytesWritten:  counter("written_bytes_total", "Bytes of published segments."),
 		segments:      counter("segments_published_total", "Segments that became active."),
 		conflicts:     counter("publish_conflicts_total", "Files that were given up because another flush had published first."),
+		compactions:   byStatus("compactions_total", "Replacements of segments by a compacted one, by status (ok, error)."),
 		pages:         byStatus("pages_total", "Pages read, by status (ok, error)."),
 		pageSeconds:   histogram("page_seconds", "Duration of page reads.", prometheus.ExponentialBuckets(0.0005, 2, 14)),
 		rowsRead:      counter("page_rows_total", "Rows returned in pages."),

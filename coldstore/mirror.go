@@ -2,11 +2,13 @@ package coldstore
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/koldproxy/koldproxy"
 )
@@ -104,6 +106,11 @@ func eachColumn(ctx context.Context, q querier, relation uint32, fn func(c colum
 	return nil
 }
 
+// quoteText is a string literal.
+func quoteText(s string) string {
+	return "E'" + strings.NewReplacer(`\`, `\\`, "'", `\'`).Replace(s) + "'"
+}
+
 func quoteName(name string) string { return pgx.Identifier{name}.Sanitize() }
 
 // One query reads at most maxMirrorPage rows, fewer when they are large: a query that is given up midway has to be read to
@@ -115,14 +122,14 @@ const (
 )
 
 // read hands the mirror's rows with after < seq <= through to fn, in the order of seq, until fn says stop. It holds one row
-// at a time.
+// at a time, and fn must not keep its bytes.
 func (m *mirrorShape) read(ctx context.Context, tx pgx.Tx, through koldproxy.Seq, fn func(row *mirrorRow) (stop bool, err error)) error {
 	names := make([]string, len(m.key))
 	for i, name := range m.key {
-		names[i] = m.json[i] + " AS " + quoteName(name)
+		names[i] = quoteText(name) + ", " + m.json[i]
 	}
 	sql := fmt.Sprintf(`
-		SELECT m.seq, m.op, (SELECT pg_catalog.to_jsonb(k) FROM (SELECT %s) k)::text, %s, m.row_image::text
+		SELECT m.seq, m.op, pg_catalog.jsonb_build_object(%s)::text, %s, m.row_image::text
 		FROM %s m WHERE m.seq > $1 AND m.seq <= $2 ORDER BY m.seq LIMIT $3`, strings.Join(names, ", "), m.hash, m.mirror)
 	after, stop, limit := koldproxy.Seq(-1), false, minMirrorPage
 	for !stop {
@@ -133,12 +140,12 @@ func (m *mirrorShape) read(ctx context.Context, tx pgx.Tx, through koldproxy.Seq
 		n, size := 0, 0
 		for !stop && rows.Next() {
 			var row mirrorRow
-			var pk, image []byte
+			var pk, image pgtype.DriverBytes // not copied: fn must not keep them
 			if err := rows.Scan(&row.Seq, &row.Op, &pk, &row.hash, &image); err != nil {
 				rows.Close()
 				return fmt.Errorf("read mirror: %w", err)
 			}
-			row.PK, row.Image = pk, image
+			row.PK, row.Image = json.RawMessage(pk), json.RawMessage(image)
 			if stop, err = fn(&row); err != nil {
 				rows.Close()
 				return err

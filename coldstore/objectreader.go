@@ -10,18 +10,44 @@ import (
 
 // objectReader gives the Parquet library random access to one version of an object, for the length of one call.
 type objectReader struct {
-	ctx context.Context //nolint:containedctx // lives for one call
-	f   *segmentFile
-	pos int64
+	ctx  context.Context //nolint:containedctx // lives for one call
+	f    *segmentFile
+	open ObjectReader // nil where the bucket cannot keep an object open
+	pos  int64
 }
 
 var _ parquet.ReaderAtSeeker = (*objectReader)(nil)
+
+func newObjectReader(ctx context.Context, f *segmentFile) (*objectReader, error) {
+	r := &objectReader{ctx: ctx, f: f}
+	opener, ok := f.bucket.(Opener)
+	if !ok {
+		return r, nil
+	}
+	var err error
+	r.open, err = opener.Open(ctx, f.object, f.version)
+	return r, err
+}
+
+// close may be called whatever has happened.
+func (r *objectReader) close() error {
+	if r == nil || r.open == nil {
+		return nil
+	}
+	return r.open.Close()
+}
 
 // ReadAt implements io.ReaderAt.
 func (r *objectReader) ReadAt(p []byte, off int64) (int, error) {
 	n := min(int64(len(p)), r.f.size-off)
 	if n < 0 || off < 0 {
 		return 0, io.EOF
+	}
+	if r.open != nil {
+		if err := r.ctx.Err(); err != nil {
+			return 0, err
+		}
+		return r.open.ReadAt(p, off)
 	}
 	data, err := r.f.bucket.GetRange(r.ctx, r.f.object, r.f.version, off, n)
 	if err != nil {

@@ -214,8 +214,12 @@ func (s *Store) openForPage(ctx context.Context, row *segmentRow) (*segmentFile,
 
 // appendRows reads rows of one segment into a page, batch by batch, and counts their size.
 func (s *Store) appendRows(ctx context.Context, segment *segmentRow, ordinals []uint32, page *Page, size *int64) error {
-	for batch := range slices.Chunk(ordinals, batchRows) {
-		rows, err := s.readRows(ctx, segment, batch, false)
+	for len(ordinals) > 0 {
+		batch, n := ordinals[0]/batchRows, 1
+		for n < len(ordinals) && ordinals[n]/batchRows == batch {
+			n++
+		}
+		rows, err := s.batch(ctx, segment, int(batch), ordinals[:n])
 		if err != nil {
 			return err
 		}
@@ -227,6 +231,42 @@ func (s *Store) appendRows(ctx context.Context, segment *segmentRow, ordinals []
 				WithHint("Ask for fewer rows at a time (limit_rows).")
 		}
 		page.Rows = append(page.Rows, rows...)
+		ordinals = ordinals[n:]
 	}
 	return nil
+}
+
+// sparse is the share of a batch below which only the rows that are wanted are decoded.
+const sparse = 4
+
+// batch gives rows of one batch. The whole batch is decoded and kept where most of it is wanted, as the next page begins where this one
+// ends.
+func (s *Store) batch(ctx context.Context, segment *segmentRow, batch int, ordinals []uint32) ([]Row, error) {
+	key := cacheKey{segment.id, batch}
+	all, ok := s.cache.get(key).([]Row)
+	first := batch * batchRows
+	if !ok {
+		total := min(batchRows, int(segment.rows)-first)
+		if len(ordinals)*sparse < total {
+			return s.readRows(ctx, segment, ordinals, false)
+		}
+		wanted := make([]uint32, total)
+		for i := range wanted {
+			wanted[i] = uint32(first + i)
+		}
+		var err error
+		if all, err = s.readRows(ctx, segment, wanted, false); err != nil {
+			return nil, err
+		}
+		bytes := int64(0)
+		for i := range all {
+			bytes += int64(len(all[i].PK)+len(all[i].Image)) + 64
+		}
+		s.cache.put(key, all, bytes)
+	}
+	rows := make([]Row, len(ordinals))
+	for i, ordinal := range ordinals {
+		rows[i] = all[int(ordinal)-first]
+	}
+	return rows, nil
 }

@@ -164,8 +164,8 @@ func (p *publication) activate(ctx context.Context, tx pgx.Tx) error {
 		hashes = binary.BigEndian.AppendUint64(hashes, uint64(h))
 	}
 	tag, err := tx.Exec(ctx, `UPDATE koldstore.segment SET state = 'active', min_seq = $2, max_seq = $3, row_count = $4, tombstones = $5,
-		size_bytes = $6, sha256 = $7, key_hashes = $8 WHERE segment_id = $1 AND state = 'in_progress'`,
-		p.segment.id, p.sum.minSeq, p.sum.maxSeq, p.sum.rows, p.sum.tombstones, p.segment.size, p.segment.sha256, hashes)
+		size_bytes = $6, sha256 = $7, key_hashes = $8, layout = $9 WHERE segment_id = $1 AND state = 'in_progress'`,
+		p.segment.id, p.sum.minSeq, p.sum.maxSeq, p.sum.rows, p.sum.tombstones, p.segment.size, p.segment.sha256, hashes, p.segment.layout)
 	if err != nil {
 		return fmt.Errorf("activate: %w", err)
 	}
@@ -195,28 +195,33 @@ func (p *publication) bury(ctx context.Context, tx pgx.Tx, d *deaths, now, keepS
 // pruneRows is how many rows one statement deletes.
 const pruneRows = 10_000
 
+// politeWait is how long polite attempts wait for a row: next to nothing. PostgreSQL takes milliseconds.
+const politeWait = "5ms"
+
 // prune deletes the flushed rows from the mirror. A seq belongs to one version of one row for ever, so it stands for the
-// pair of key and seq: a row that changed meanwhile is not found.
+// pair of key and seq: a row that changed meanwhile has another one and is not found. The rows were the oldest of the mirror, so they are a range of
+// seqs; what is in the range and was not flushed shows that something else writes seqs.
 func (p *publication) prune(ctx context.Context, tx pgx.Tx) error {
-	_, err := tx.Exec(ctx, "SELECT set_config('lock_timeout', $1, true)", lockWait)
-	if err != nil {
+	wait := lockWait
+	if p.polite {
+		wait = politeWait
+	}
+	if _, err := tx.Exec(ctx, "SELECT set_config('lock_timeout', $1, true)", wait); err != nil {
 		return fmt.Errorf("set lock_timeout: %w", err)
 	}
-	wait := ""
-	if p.polite {
-		wait = " NOWAIT"
-	}
 	for seqs := range slices.Chunk(p.sum.seqs, pruneRows) {
-		_, err := tx.Exec(ctx, fmt.Sprintf("SELECT FROM %s WHERE seq = ANY($1) FOR UPDATE%s", p.table.mirror, wait), seqs)
+		var foreign int64
+		err := tx.QueryRow(ctx, fmt.Sprintf(`WITH gone AS (DELETE FROM %s WHERE seq BETWEEN $1 AND $2 RETURNING seq)
+			SELECT count(*) FROM gone WHERE NOT seq = ANY($3)`, p.table.mirror), seqs[0], seqs[len(seqs)-1], seqs).Scan(&foreign)
 		if err != nil {
-			return fmt.Errorf("lock mirror rows: %w", err)
-		}
-		if _, err := tx.Exec(ctx, fmt.Sprintf("DELETE FROM %s WHERE seq = ANY($1)", p.table.mirror), seqs); err != nil {
 			return fmt.Errorf("delete mirror rows: %w", err)
+		}
+		if foreign > 0 {
+			return fmt.Errorf("%w: the mirror of %s has %d rows between seq %d and %d that are not in the segment", errInvariant, p.table, foreign, seqs[0], seqs[len(seqs)-1])
 		}
 	}
 	var left bool
-	err = tx.QueryRow(ctx, fmt.Sprintf("SELECT EXISTS (SELECT FROM %s WHERE seq <= $1)", p.table.mirror), p.sum.maxSeq).Scan(&left)
+	err := tx.QueryRow(ctx, fmt.Sprintf("SELECT EXISTS (SELECT FROM %s WHERE seq <= $1)", p.table.mirror), p.sum.maxSeq).Scan(&left)
 	if err != nil {
 		return fmt.Errorf("check mirror: %w", err)
 	}

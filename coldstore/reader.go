@@ -51,7 +51,7 @@ func openSegment(ctx context.Context, bucket Bucket, want expected) (*segmentFil
 		return nil, err
 	}
 	f := &segmentFile{bucket: bucket, object: want.object, version: info.Version, size: info.SizeBytes}
-	if err := f.guard(func() error { return f.readFooter(ctx) }); err != nil {
+	if err := f.with(ctx, f.readFooter); err != nil {
 		return nil, err
 	}
 	switch n := int64(len(f.seqs)); {
@@ -106,19 +106,27 @@ func (f *segmentFile) guard(fn func() error) (err error) {
 	return nil
 }
 
-func (f *segmentFile) open(ctx context.Context) (*file.Reader, error) {
-	source := &objectReader{ctx: ctx, f: f}
-	if f.footer != nil {
-		return file.NewParquetReader(source, file.WithMetadata(f.footer))
-	}
-	return file.NewParquetReader(source)
+// with opens the object and the file in it for the length of fn.
+func (f *segmentFile) with(ctx context.Context, fn func(r *file.Reader) error) error {
+	return f.guard(func() (err error) {
+		source, err := newObjectReader(ctx, f)
+		defer func() { err = errors.Join(err, source.close()) }()
+		if err != nil {
+			return err
+		}
+		var options []file.ReadOption
+		if f.footer != nil {
+			options = append(options, file.WithMetadata(f.footer))
+		}
+		r, err := file.NewParquetReader(source, options...)
+		if err != nil {
+			return err
+		}
+		return fn(r)
+	})
 }
 
-func (f *segmentFile) readFooter(ctx context.Context) error {
-	r, err := f.open(ctx)
-	if err != nil {
-		return err
-	}
+func (f *segmentFile) readFooter(r *file.Reader) (err error) {
 	f.footer = r.MetaData()
 	if f.layout, err = readLayout(f.footer); err != nil {
 		return err
@@ -174,11 +182,7 @@ const readGap = 256
 // rows reads the rows with the given ordinals, which must be ascending. Images are left out when only keys are wanted.
 func (f *segmentFile) rows(ctx context.Context, ordinals []uint32, keysOnly bool) ([]Row, error) {
 	out := make([]Row, 0, len(ordinals))
-	err := f.guard(func() error {
-		r, err := f.open(ctx)
-		if err != nil {
-			return err
-		}
+	err := f.with(ctx, func(r *file.Reader) (err error) {
 		for len(ordinals) > 0 {
 			if int(ordinals[0]) >= len(f.seqs) {
 				return fmt.Errorf("row %d of %d does not exist", ordinals[0], len(f.seqs))
@@ -261,11 +265,7 @@ func readColumn(r *file.Reader, group, column, first, n int, into codec) error {
 // hashes reads the key hash of every row.
 func (f *segmentFile) hashes(ctx context.Context) ([]int64, error) {
 	var all []int64
-	err := f.guard(func() error {
-		r, err := f.open(ctx)
-		if err != nil {
-			return err
-		}
+	err := f.with(ctx, func(r *file.Reader) error {
 		for g := range len(f.groups) - 1 {
 			hash := typed[int64]{required: true}
 			if err := readColumn(r, g, colHash, 0, f.groups[g+1]-f.groups[g], &hash); err != nil {

@@ -12,9 +12,13 @@ import (
 	"github.com/koldproxy/koldproxy"
 )
 
-// dropExpired drops the segments whose newest change is older than their table's retention. Segments do not overlap, so these
-// are always the oldest ones of a table.
+// dropExpired drops the segments whose newest change is older than their table's retention, and the oldest ones while all of a table
+// are larger than it allows. Segments do not overlap, so the order of their seqs is that of their ages.
 func (s *Store) dropExpired(ctx context.Context) (bool, error) {
+	tooMuch, err := s.dropOverfull(ctx)
+	if err != nil {
+		return tooMuch, err
+	}
 	rows, err := s.pool.Query(ctx, `SELECT m.table_oid, `+millisBefore("m.retention")+` FROM koldstore.managed_table m WHERE m.retention IS NOT NULL`, s.cfg.Now())
 	if err != nil {
 		return false, fmt.Errorf("look for expired segments: %w", err)
@@ -35,7 +39,7 @@ func (s *Store) dropExpired(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("look for expired segments: %w", err)
 	}
-	dropped := false
+	dropped := tooMuch
 	for _, l := range limits {
 		var expired bool
 		err := s.pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM koldstore.segment WHERE table_oid = $1 AND state = 'active' AND max_seq < $2)", l.table, l.below).
@@ -52,6 +56,30 @@ func (s *Store) dropExpired(ctx context.Context) (bool, error) {
 		dropped = true
 	}
 	return dropped, nil
+}
+
+// dropOverfull keeps the newest segments that fit into retention_bytes together.
+func (s *Store) dropOverfull(ctx context.Context) (bool, error) {
+	rows, err := s.pool.Query(ctx, `SELECT m.table_oid, max(g.max_seq) + 1
+		FROM koldstore.managed_table m
+		JOIN (SELECT a.table_oid, a.max_seq, sum(a.size_bytes) OVER (PARTITION BY a.table_oid ORDER BY a.min_seq DESC) AS with_newer
+			FROM koldstore.segment a WHERE a.state = 'active') g ON g.table_oid = m.table_oid AND g.with_newer > m.retention_bytes
+		GROUP BY m.table_oid`)
+	if err != nil {
+		return false, fmt.Errorf("look for tables with too many bytes: %w", err)
+	}
+	below := map[uint32]koldproxy.Seq{}
+	var table uint32
+	var seq koldproxy.Seq
+	if _, err := pgx.ForEachRow(rows, []any{&table, &seq}, func() error { below[table] = seq; return nil }); err != nil {
+		return false, fmt.Errorf("look for tables with too many bytes: %w", err)
+	}
+	for table, seq := range below {
+		if err := s.drop(ctx, table, seq); err != nil {
+			return false, fmt.Errorf("drop the oldest segments of table %d: %w", table, err)
+		}
+	}
+	return len(below) > 0, nil
 }
 
 // drop removes the active segments that end below a position from the manifest and raises the floor, in one transaction:
@@ -115,8 +143,9 @@ func (s *Store) sweep(ctx context.Context) (bool, error) {
 	if n := tag.RowsAffected(); n > 0 {
 		s.log.Info().Int64("segments", n).Msg("segments that were never published are given up")
 	}
-	segments, err := loadSegments(ctx, s.pool, `segment_id IN (SELECT segment_id FROM koldstore.segment WHERE state = 'deleted' AND storage = $1
-		AND ended_at <= clock_timestamp() - $2::interval LIMIT $3)`, defaultStorage, s.cfg.DeleteGrace, sweepBatch)
+	segments, err := loadSegments(ctx, s.pool, `segment_id IN (SELECT segment_id FROM koldstore.segment WHERE state = 'deleted'
+		AND ended_at <= clock_timestamp() - $1::interval
+		ORDER BY random() LIMIT $2)`, s.cfg.DeleteGrace, sweepBatch)
 	if err != nil {
 		return false, err
 	}
@@ -132,7 +161,11 @@ func (s *Store) remove(ctx context.Context, segment *segmentRow) error {
 	if err := s.cfg.step("sweep"); err != nil {
 		return err
 	}
-	if err := s.bucket.Delete(ctx, segment.object); err != nil {
+	bucket, err := s.bucketOf(ctx, segment.storage)
+	if err == nil {
+		err = bucket.Delete(ctx, segment.object)
+	}
+	if err != nil {
 		return fmt.Errorf("remove object of segment %s: %w", segment.id, err)
 	}
 	if _, err := s.pool.Exec(ctx, "DELETE FROM koldstore.segment WHERE segment_id = $1 AND state = 'deleted'", segment.id); err != nil {

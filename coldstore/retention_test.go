@@ -29,7 +29,7 @@ func (tab *table) floor() (floor koldproxy.Seq, generation int64) {
 
 func TestRetentionDropsOldSegmentsAndRaisesTheFloor(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t, func(cfg *coldstore.Config) { cfg.DeleteGrace = time.Hour })
+	f := newFixture(t, func(cfg *coldstore.Config) { cfg.DeleteGrace, cfg.NoCompaction = time.Hour, true })
 	tab := f.messages("")
 	for day := range 4 { // segments of four days, the last one of today
 		tab.seq = koldproxy.SeqAt(time.Now().Add(time.Duration(day-3) * 24 * time.Hour))

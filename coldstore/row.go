@@ -6,7 +6,7 @@ import (
 	"github.com/koldproxy/koldproxy"
 )
 
-// Row is one version of one row of a managed table, as jsonb text. The slices belong to the receiver.
+// Row is one version of one row of a managed table, as jsonb text. The bytes must not be changed: others may have the same row.
 type Row struct {
 	Seq koldproxy.Seq
 	Op  koldproxy.Op

@@ -10,24 +10,35 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// RunJobs does what is to be done now: at most one queued flush, then what retention and the sweep ask for. Every
-// PolicyInterval it also queues flushes of tables that are due. worked says that there may be more to do at once.
+// RunJobs does what is to be done now: at most one queued flush, then what checks of storages, retention, compaction and the sweep
+// ask for. Every PolicyInterval it also queues flushes of tables that are due. worked says that there may be more to do at once.
 //
 // It is for the leader. Its first call, and the first one of every Run, takes up jobs that a dead process has left.
 func (s *Store) RunJobs(ctx context.Context) (worked bool, err error) {
+	flushed, err := s.flushNext(ctx)
+	if err != nil && !flushed {
+		return false, err
+	}
+	did, choresErr := s.doChores(ctx)
+	return flushed || did, errors.Join(err, choresErr)
+}
+
+// flushNext carries out the oldest queued flush, if there is one. Jobs of several tables may be at work at the same time.
+func (s *Store) flushNext(ctx context.Context) (worked bool, err error) {
 	if err := s.adopt(ctx); err != nil {
 		return false, err
 	}
 	j, err := s.claim(ctx, nil)
-	if err != nil {
+	if err != nil || j == nil {
 		return false, err
 	}
+	return true, s.carryOut(ctx, j)
+}
+
+// doChores does everything that nobody waits for.
+func (s *Store) doChores(ctx context.Context) (worked bool, err error) {
 	var errs []error
-	if j != nil {
-		worked = true
-		errs = append(errs, s.carryOut(ctx, j))
-	}
-	for _, chore := range []func(context.Context) (bool, error){s.dropExpired, s.sweep, s.queueDue} {
+	for _, chore := range []func(context.Context) (bool, error){s.checkStorages, s.forgetDropped, s.dropExpired, s.forgetTombstones, s.compactTables, s.sweep, s.queueDue} {
 		did, err := chore(ctx)
 		worked = worked || did
 		errs = append(errs, err) // one that fails does not keep the others from their work
@@ -48,7 +59,7 @@ func (s *Store) queueDue(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	rows, err := s.pool.Query(ctx, `SELECT table_oid FROM koldstore.managed_table
-		WHERE auto_flush AND state = 'active' AND storage = $1 AND (hot_row_limit IS NOT NULL OR move_after IS NOT NULL)`, defaultStorage)
+		WHERE auto_flush AND state = 'active' AND (hot_row_limit IS NOT NULL OR move_after IS NOT NULL)`)
 	if err != nil {
 		return false, fmt.Errorf("look for tables to flush: %w", err)
 	}
@@ -58,10 +69,7 @@ func (s *Store) queueDue(ctx context.Context) (bool, error) {
 	}
 	queued := false
 	for _, oid := range tables {
-		s.mu.Lock()
-		wait := now.Before(s.retryAt[oid])
-		s.mu.Unlock()
-		if wait {
+		if !s.mayRetry(oid) {
 			continue
 		}
 		t, err := loadTable(ctx, s.pool, oid, s.cfg.Now())
@@ -84,40 +92,51 @@ func (s *Store) queueDue(ctx context.Context) (bool, error) {
 	return queued, nil
 }
 
-// Run calls RunJobs until ctx ends: as long as there is work, then whenever koldstore_job is notified, and every PollInterval.
-// It returns nil when ctx has ended; troubles are logged and tried again. One connection of its own listens.
+// Run does what RunJobs does until ctx ends, flushes of up to Flushers tables and the rest beside each other: as long as there is
+// work, then whenever koldstore_job is notified, and every PollInterval. It returns nil when ctx has ended; troubles are logged and tried again. One
+// connection of its own listens.
 func (s *Store) Run(ctx context.Context) error {
 	s.mu.Lock()
 	s.requeue = true // who led before may have left jobs, also when it was this process long ago
 	s.policyAt = time.Time{}
 	s.mu.Unlock()
-	wake := make(chan struct{}, 1)
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { s.listen(ctx, wake); return nil })
-	group.Go(func() error {
-		for ctx.Err() == nil {
-			worked, err := s.RunJobs(ctx)
-			if err != nil && ctx.Err() == nil {
-				s.log.Error().Err(err).Msg("cold storage work failed and is tried again")
-			}
-			if worked && err == nil {
-				continue
-			}
-			select {
-			case <-wake:
-			case <-time.After(s.cfg.PollInterval):
-			case <-ctx.Done():
-			}
-		}
-		return nil
-	})
+	work := []func(context.Context) (bool, error){s.doChores}
+	for range s.cfg.Flushers {
+		work = append(work, s.flushNext)
+	}
+	var wakes []chan struct{}
+	for _, fn := range work {
+		wake := make(chan struct{}, 1)
+		wakes = append(wakes, wake)
+		group.Go(func() error { s.repeat(ctx, wake, fn); return nil })
+	}
+	group.Go(func() error { s.listen(ctx, wakes); return nil })
 	return group.Wait()
 }
 
-// listen pokes wake at every notification. A lost connection is made again; meanwhile the poll goes on.
-func (s *Store) listen(ctx context.Context, wake chan<- struct{}) {
+// repeat does one kind of work until ctx ends.
+func (s *Store) repeat(ctx context.Context, wake <-chan struct{}, work func(context.Context) (bool, error)) {
+	for ctx.Err() == nil {
+		worked, err := work(ctx)
+		if err != nil && ctx.Err() == nil {
+			s.log.Error().Err(err).Msg("cold storage work failed and is tried again")
+		}
+		if worked && err == nil {
+			continue
+		}
+		select {
+		case <-wake:
+		case <-time.After(s.cfg.PollInterval):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// listen pokes wakes at every notification. A lost connection is made again; meanwhile the poll goes on.
+func (s *Store) listen(ctx context.Context, wakes []chan struct{}) {
 	for {
-		err := s.listenOnce(ctx, wake)
+		err := s.listenOnce(ctx, wakes)
 		if ctx.Err() != nil {
 			return
 		}
@@ -130,7 +149,7 @@ func (s *Store) listen(ctx context.Context, wake chan<- struct{}) {
 	}
 }
 
-func (s *Store) listenOnce(ctx context.Context, wake chan<- struct{}) error {
+func (s *Store) listenOnce(ctx context.Context, wakes []chan struct{}) error {
 	conn, err := pgx.ConnectConfig(ctx, s.pool.Config().ConnConfig)
 	if err != nil {
 		return err
@@ -145,9 +164,11 @@ func (s *Store) listenOnce(ctx context.Context, wake chan<- struct{}) error {
 	}
 	for {
 		// Also before the first notification: one may have come before this connection listened.
-		select {
-		case wake <- struct{}{}:
-		default: // it is awake already
+		for _, wake := range wakes {
+			select {
+			case wake <- struct{}{}:
+			default: // it is awake already
+			}
 		}
 		if _, err := conn.WaitForNotification(ctx); err != nil {
 			return err

@@ -20,7 +20,7 @@ import (
 // segment, and nothing fails for good.
 func TestTwoFlushersOfOneTable(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t, nil)
+	f := newFixture(t, func(cfg *coldstore.Config) { cfg.NoCompaction = true })
 	tab := f.messages("max_rows_per_file = 10")
 	for i := range 60 {
 		tab.put(i, "x")

@@ -181,10 +181,6 @@ func TestTheWriterRefusesRowsThatCannotBeRight(t *testing.T) {
 func TestFilesCarryPageIndexBloomFilterAndFieldIDs(t *testing.T) {
 	t.Parallel()
 	f, b, want := store(t, &testLayout, []mirrorRow{image(1, 1, `{"id": 1}`, `{"id": 1}`)}, rowGroupLimits{rows: 10, bytes: 1000})
-	r, err := f.open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	chunk, err := f.footer.RowGroup(0).ColumnChunk(colHash)
 	if err != nil {
 		t.Fatal(err)
@@ -192,12 +188,18 @@ func TestFilesCarryPageIndexBloomFilterAndFieldIDs(t *testing.T) {
 	if chunk.BloomFilterOffset() <= 0 {
 		t.Error("no Bloom filter on the key hash")
 	}
-	index, err := r.GetPageIndexReader().RowGroup(0)
-	if err != nil {
+	if err := f.with(t.Context(), func(r *file.Reader) error {
+		index, err := r.GetPageIndexReader().RowGroup(0)
+		if err != nil {
+			return err
+		}
+		offsets, err := index.GetOffsetIndex(colSeq)
+		if offsets == nil {
+			t.Error("no page index")
+		}
+		return err
+	}); err != nil {
 		t.Fatal(err)
-	}
-	if offsets, err := index.GetOffsetIndex(colSeq); err != nil || offsets == nil {
-		t.Errorf("no page index: %v", err)
 	}
 	for i := range f.layout.columns {
 		if id := f.footer.Schema.Column(systemColumns + i).SchemaNode().FieldID(); id != int32(f.layout.columns[i].Number) {

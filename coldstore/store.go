@@ -2,9 +2,6 @@ package coldstore
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io/fs"
 	"sync"
 	"time"
 
@@ -14,7 +11,7 @@ import (
 )
 
 // Store is the cold store of one database. All methods may be called concurrently. It has no goroutines and no open files
-// between calls; there is nothing to close.
+// between calls; Close lets go of the storages that were registered in the database.
 type Store struct {
 	pool    *pgxpool.Pool
 	bucket  Bucket
@@ -22,6 +19,7 @@ type Store struct {
 	cfg     Config
 	metrics *metrics
 	cache   *cache
+	storages
 
 	mu       sync.Mutex
 	running  map[uuid.UUID]chan struct{} // jobs at work in this process; closed when done
@@ -32,7 +30,7 @@ type Store struct {
 }
 
 // New makes the store of the database that pool connects to. The role must own schema koldstore (the one that ran the
-// migrations). The pool needs at least two connections; where users may create functions, its sessions need search_path =
+// migrations). The pool needs three connections more than there are Flushers; where users may create functions, its sessions need search_path =
 // pg_catalog, so that none of theirs is taken for one of PostgreSQL's.
 func New(pool *pgxpool.Pool, bucket Bucket, log zerolog.Logger, cfg Config) (*Store, error) {
 	if err := cfg.Validate(); err != nil {
@@ -45,22 +43,24 @@ func New(pool *pgxpool.Pool, bucket Bucket, log zerolog.Logger, cfg Config) (*St
 	return &Store{
 		pool: pool, bucket: bucket, log: log, cfg: cfg, metrics: m, cache: newCache(cfg.CacheBytes, m.cacheBytes),
 		running: map[uuid.UUID]chan struct{}{}, writing: map[uuid.UUID]bool{}, requeue: true, retryAt: map[uint32]time.Time{},
+		storages: storages{open: map[string]openStorage{}},
 	}, nil
 }
 
 // segment opens the file of a segment, from the cache if it is there and has not changed.
 func (s *Store) segment(ctx context.Context, row *segmentRow) (*segmentFile, error) {
-	if f := s.cache.get(row.id); f != nil {
+	if f := s.cache.file(row.id); f != nil {
 		return f, nil
 	}
-	if row.storage != defaultStorage {
-		return nil, fmt.Errorf("storage %q: only the storage named %s is supported yet", row.storage, defaultStorage)
+	bucket, err := s.bucketOf(ctx, row.storage)
+	if err != nil {
+		return nil, err
 	}
-	f, err := openSegment(ctx, s.bucket, row.expected())
+	f, err := openSegment(ctx, bucket, row.expected())
 	switch {
 	case err == nil:
 		s.metrics.verifications.WithLabelValues(statusOK).Inc()
-		s.cache.put(row.id, f)
+		s.cache.put(cacheKey{row.id, wholeFile}, f, f.memory())
 	case IsCorrupt(err):
 		s.metrics.verifications.WithLabelValues(statusCorrupt).Inc()
 	default:
@@ -69,7 +69,7 @@ func (s *Store) segment(ctx context.Context, row *segmentRow) (*segmentFile, err
 	return f, err
 }
 
-// readRows reads rows of a segment. If the object is not the one that was verified any more, it is verified again; errors
+// readRows reads rows of a segment. If it cannot be read, or is not the object that was verified any more, it is opened and verified again, once; errors
 // are KS002, except for those of ctx.
 func (s *Store) readRows(ctx context.Context, row *segmentRow, ordinals []uint32, keysOnly bool) ([]Row, error) {
 	for attempt := 0; ; attempt++ {
@@ -84,7 +84,9 @@ func (s *Store) readRows(ctx context.Context, row *segmentRow, ordinals []uint32
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		if attempt == 0 && (errors.Is(err, ErrChanged) || errors.Is(err, fs.ErrNotExist)) {
+		// Once more, with the storage's credentials of now: a fault of the network, a replaced object, a rotated key. Damage that was
+		// read twice would only be read a third time.
+		if attempt == 0 && !IsCorrupt(err) {
 			continue
 		}
 		return nil, unreadable(row.id, row.object, err)

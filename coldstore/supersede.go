@@ -10,6 +10,7 @@ import (
 	"github.com/RoaringBitmap/roaring/v2"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // deaths are the rows of one segment that a new file supersedes.
@@ -20,31 +21,47 @@ type deaths struct {
 	ordinals *roaring.Bitmap
 }
 
-// hashTable finds the ordinals of a file's rows by the hash of their key. Rows of the same hash are chained.
+// hashTable finds the ordinals of a file's rows by the hash of their key. Most hashes that are looked up are not in it, so a
+// bitmap that fits into the processor's cache is asked first.
 type hashTable struct {
-	first map[int64]uint32
-	next  []uint32
+	hashes []int64
+	filter []uint64 // one bit for each hash, by its low bits
+	slots  []uint32 // ordinal + 1, by the high bits; the next free slot where one is taken
 }
 
-const noRow = ^uint32(0)
-
 func newHashTable(hashes []int64) *hashTable {
-	t := &hashTable{first: make(map[int64]uint32, len(hashes)), next: make([]uint32, len(hashes))}
-	for i, h := range hashes {
-		ordinal := uint32(i)
-		t.next[i] = noRow
-		if before, ok := t.first[h]; ok {
-			t.next[i] = before
+	size := 64
+	for size < 2*len(hashes) {
+		size *= 2
+	}
+	t := &hashTable{hashes: hashes, filter: make([]uint64, size/8), slots: make([]uint32, size)}
+	for ordinal, h := range hashes {
+		word, bit := t.bit(h)
+		t.filter[word] |= bit
+		slot := t.slot(h)
+		for t.slots[slot] != 0 {
+			slot = (slot + 1) & (len(t.slots) - 1)
 		}
-		t.first[h] = ordinal
+		t.slots[slot] = uint32(ordinal) + 1
 	}
 	return t
 }
 
+func (t *hashTable) bit(hash int64) (word int, bit uint64) {
+	n := uint64(hash) & uint64(64*len(t.filter)-1)
+	return int(n / 64), 1 << (n % 64)
+}
+
+func (t *hashTable) slot(hash int64) int { return int(uint64(hash)>>32) & (len(t.slots) - 1) }
+
 func (t *hashTable) each(hash int64, fn func(ordinal uint32)) {
-	ordinal, ok := t.first[hash]
-	for ; ok && ordinal != noRow; ordinal = t.next[ordinal] {
-		fn(ordinal)
+	if word, bit := t.bit(hash); t.filter[word]&bit == 0 {
+		return
+	}
+	for slot := t.slot(hash); t.slots[slot] != 0; slot = (slot + 1) & (len(t.slots) - 1) {
+		if ordinal := t.slots[slot] - 1; t.hashes[ordinal] == hash {
+			fn(ordinal)
+		}
 	}
 }
 
@@ -71,10 +88,14 @@ func (s *Store) superseded(ctx context.Context, t *managedTable, self *segmentRo
 		if err != nil {
 			return err
 		}
-		for i := range segments {
-			d, err := s.deathsIn(ctx, tx, t, &segments[i], self, table)
+		found, err := candidatesIn(ctx, tx, segments, table)
+		if err != nil {
+			return err
+		}
+		for i := range found {
+			d, err := s.deathsIn(ctx, tx, t, &found[i], self)
 			if err != nil {
-				return fmt.Errorf("rows superseded in segment %s: %w", segments[i].id, err)
+				return fmt.Errorf("rows superseded in segment %s: %w", found[i].segment.id, err)
 			}
 			if !d.ordinals.IsEmpty() {
 				all = append(all, d)
@@ -85,30 +106,63 @@ func (s *Store) superseded(ctx context.Context, t *managedTable, self *segmentRo
 	return generation, all, err
 }
 
-func (s *Store) deathsIn(ctx context.Context, tx pgx.Tx, t *managedTable, old, self *segmentRow, table *hashTable) (deaths, error) {
-	d := deaths{segment: old.id, version: old.deadVersion, ordinals: roaring.New()}
-	var err error
-	if d.before, err = decodeDead(old.dead); err != nil {
-		return d, err
+// candidates are rows of one segment that are alive and whose keys have the hash of a key in the new file.
+type candidates struct {
+	segment *segmentRow
+	before  deadRows
+	pairs   []pair
+}
+
+// candidatesIn goes through the key hashes of all segments once, in one query; those of one segment are in memory at a time.
+func candidatesIn(ctx context.Context, tx pgx.Tx, segments []segmentRow, table *hashTable) ([]candidates, error) {
+	byID := make(map[uuid.UUID]*segmentRow, len(segments))
+	ids := make([]uuid.UUID, len(segments))
+	for i := range segments {
+		byID[segments[i].id], ids[i] = &segments[i], segments[i].id
 	}
-	var hashes []byte
-	if err := tx.QueryRow(ctx, "SELECT key_hashes FROM koldstore.segment WHERE segment_id = $1", old.id).Scan(&hashes); err != nil {
-		return d, fmt.Errorf("read key hashes: %w", err)
+	rows, err := tx.Query(ctx, "SELECT segment_id, key_hashes FROM koldstore.segment WHERE segment_id = ANY($1)", ids)
+	if err != nil {
+		return nil, fmt.Errorf("read key hashes: %w", err)
 	}
-	if int64(len(hashes)) != 8*old.rows {
-		return d, fmt.Errorf("%w: %d bytes of key hashes for %d rows", errInvariant, len(hashes), old.rows)
-	}
-	dead := d.before.all()
-	var candidates []pair
-	for ordinal := range uint32(len(hashes) / 8) {
-		if !dead.Contains(ordinal) {
+	defer rows.Close()
+	var all []candidates
+	for rows.Next() {
+		var (
+			id     uuid.UUID
+			hashes pgtype.DriverBytes // not copied
+		)
+		if err := rows.Scan(&id, &hashes); err != nil {
+			return nil, fmt.Errorf("read key hashes: %w", err)
+		}
+		c := candidates{segment: byID[id]}
+		if int64(len(hashes)) != 8*c.segment.rows {
+			return nil, fmt.Errorf("%w: %d bytes of key hashes for %d rows of segment %s", errInvariant, len(hashes), c.segment.rows, id)
+		}
+		if c.before, err = decodeDead(c.segment.dead); err != nil {
+			return nil, fmt.Errorf("segment %s: %w", id, err)
+		}
+		dead := c.before.all()
+		for ordinal := range uint32(len(hashes) / 8) {
 			table.each(int64(binary.BigEndian.Uint64(hashes[8*ordinal:])), func(now uint32) {
-				candidates = append(candidates, pair{ordinal, now})
+				if !dead.Contains(ordinal) {
+					c.pairs = append(c.pairs, pair{ordinal, now})
+				}
 			})
 		}
+		if len(c.pairs) > 0 {
+			all = append(all, c)
+		}
 	}
-	for batch := range slices.Chunk(candidates, batchRows) {
-		if err := s.confirm(ctx, tx, t, old, self, batch, d.ordinals); err != nil {
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("read key hashes: %w", err)
+	}
+	return all, nil
+}
+
+func (s *Store) deathsIn(ctx context.Context, tx pgx.Tx, t *managedTable, c *candidates, self *segmentRow) (deaths, error) {
+	d := deaths{segment: c.segment.id, version: c.segment.deadVersion, before: c.before, ordinals: roaring.New()}
+	for batch := range slices.Chunk(c.pairs, batchRows) {
+		if err := s.confirm(ctx, tx, t, c.segment, self, batch, d.ordinals); err != nil {
 			return d, err
 		}
 	}

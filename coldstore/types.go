@@ -1,6 +1,7 @@
 package coldstore
 
 import (
+	"math"
 	"math/big"
 	"strconv"
 
@@ -168,9 +169,9 @@ func (c *column) codec() (codec, error) {
 	case kindBool:
 		return &typed[bool]{parse: parseBool, format: strconv.AppendBool}, nil
 	case kindInt2, kindInt4:
-		return &typed[int32]{parse: parseInt[int32](32), format: formatInt[int32]}, nil
+		return &typed[int32]{quick: quickInt[int32](math.MaxInt32), parse: parseInt[int32](32), format: formatInt[int32]}, nil
 	case kindInt8:
-		return &typed[int64]{parse: parseInt[int64](64), format: formatInt[int64]}, nil
+		return &typed[int64]{quick: quickInt[int64](math.MaxInt64), parse: parseInt[int64](64), format: formatInt[int64]}, nil
 	case kindFloat4:
 		return &typed[float32]{parse: parseFloat[float32](32), format: formatFloat[float32](32)}, nil
 	case kindFloat8:
@@ -191,11 +192,11 @@ func (c *column) codec() (codec, error) {
 	case kindBytes:
 		return &typed[parquet.ByteArray]{parse: parseBytea, format: formatBytea}, nil
 	case kindText:
-		return &typed[parquet.ByteArray]{parse: parseText, format: formatText}, nil
+		return &typed[parquet.ByteArray]{quick: quickText(&arena{}), parse: parseText, format: formatText}, nil
 	case kindNumber:
 		return &typed[parquet.ByteArray]{parse: parseNumber, format: formatRaw}, nil
 	case kindJSON:
-		return &typed[parquet.ByteArray]{parse: parseRaw, format: formatRaw}, nil
+		return &typed[parquet.ByteArray]{quick: quickRaw(&arena{}), parse: parseRaw, format: formatRaw}, nil
 	}
 	return nil, errUnknownKind(c.Kind)
 }
@@ -206,6 +207,7 @@ func (c *column) decimalCodec() codec {
 	switch {
 	case c.Precision <= 9:
 		return &typed[int32]{
+			quick: quickDecimal[int32](scale, int(c.Precision)),
 			parse: func(raw []byte) (int32, bool) {
 				v, ok := unscaled(raw)
 				return int32(v.Int64()), ok
@@ -214,6 +216,7 @@ func (c *column) decimalCodec() codec {
 		}
 	case c.Precision <= 18:
 		return &typed[int64]{
+			quick: quickDecimal[int64](scale, int(c.Precision)),
 			parse: func(raw []byte) (int64, bool) {
 				v, ok := unscaled(raw)
 				return v.Int64(), ok

@@ -1,11 +1,11 @@
 package coldstore
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 
 	"github.com/apache/arrow-go/v18/parquet"
 	"github.com/apache/arrow-go/v18/parquet/file"
@@ -17,8 +17,9 @@ import (
 type segmentWriter struct {
 	layout  *layout
 	byName  map[string]int // column by name
-	keys    map[string]bool
-	out     *file.Writer
+	keys    map[string]int // key column by name
+	to      io.Writer
+	out     *file.Writer // begun with the first row group
 	limits  rowGroupLimits
 	summary summary
 
@@ -37,7 +38,9 @@ type segmentWriter struct {
 	values    [][]byte // raw value by column, nil for one that is missing
 	exactRow  objectWriter
 	extras    []member
-	keyValues map[string][]byte
+	keyValues [][]byte // raw value by key column
+	imageHint memberOrder
+	keyHint   memberOrder
 }
 
 type member struct{ key, value []byte }
@@ -52,25 +55,11 @@ type rowGroupLimits struct {
 const maxRowGroups = 30_000
 
 func newSegmentWriter(w io.Writer, l *layout, limits rowGroupLimits) (*segmentWriter, error) {
-	root, err := l.schema()
-	if err != nil {
-		return nil, err
-	}
-	meta, err := l.metadata()
-	if err != nil {
-		return nil, err
-	}
-	// Only Write is passed on: closing the file, and syncing it, stays with its owner.
-	out, err := file.NewParquetWriterWithError(struct{ io.Writer }{w}, root,
-		file.WithWriterProps(properties(limits.rows)), file.WithWriteMetadata(meta))
-	if err != nil {
-		return nil, fmt.Errorf("begin segment file: %w", err)
-	}
 	sw := &segmentWriter{
-		layout: l, out: out, limits: limits,
-		byName: make(map[string]int, len(l.columns)), keys: make(map[string]bool, len(l.key)),
+		layout: l, to: w, limits: limits,
+		byName: make(map[string]int, len(l.columns)), keys: make(map[string]int, len(l.key)),
 		seq: typed[int64]{required: true}, op: typed[int32]{required: true}, hash: typed[int64]{required: true},
-		values: make([][]byte, len(l.columns)), keyValues: make(map[string][]byte, len(l.key)),
+		values: make([][]byte, len(l.columns)), keyValues: make([][]byte, len(l.key)),
 	}
 	for i := range l.columns {
 		c, err := l.columns[i].codec()
@@ -80,10 +69,28 @@ func newSegmentWriter(w io.Writer, l *layout, limits rowGroupLimits) (*segmentWr
 		sw.columns = append(sw.columns, c)
 		sw.byName[l.columns[i].Name] = i
 	}
-	for _, name := range l.key {
-		sw.keys[name] = true
+	for i, name := range l.key {
+		sw.keys[name] = i
 	}
 	return sw, nil
+}
+
+// begin opens the file when its first row group is full, or the last one: how many rows that has is how large Bloom filters have to be.
+func (w *segmentWriter) begin() error {
+	root, err := w.layout.schema()
+	if err != nil {
+		return err
+	}
+	meta, err := w.layout.metadata()
+	if err != nil {
+		return err
+	}
+	// Only Write is passed on: closing the file, and syncing it, stays with its owner.
+	w.out, err = file.NewParquetWriterWithError(struct{ io.Writer }{w.to}, root, file.WithWriterProps(properties(w.groupRows)), file.WithWriteMetadata(meta))
+	if err != nil {
+		return fmt.Errorf("begin segment file: %w", err)
+	}
+	return nil
 }
 
 // full says whether the file has to be closed although there are more rows.
@@ -132,7 +139,7 @@ func (w *segmentWriter) add(row *mirrorRow) error {
 	if w.keyFollows(tombstone) {
 		w.key.addNull()
 	} else {
-		w.key.values, w.key.levels = append(w.key.values, parquet.ByteArray(row.PK)), append(w.key.levels, 1)
+		w.key.values, w.key.levels = append(w.key.values, bytes.Clone(row.PK)), append(w.key.levels, 1)
 	}
 
 	if w.summary.rows == 0 {
@@ -180,20 +187,18 @@ func (w *segmentWriter) addMissing(names []string) error {
 func (w *segmentWriter) split(row *mirrorRow) error {
 	clear(w.values)
 	clear(w.keyValues)
+	w.imageHint.at, w.keyHint.at = 0, 0
 	w.extras = w.extras[:0]
 	source := row.Image
 	if row.Op == koldproxy.OpDelete {
 		source = row.PK
 	}
 	if err := eachMember(source, func(key, value []byte) error {
-		name := string(key)
-		if strings.Contains(name, `\`) {
-			var ok bool
-			if name, ok = unescape(key); !ok {
-				return errNotJSON
-			}
+		i, ok := w.imageHint.find(key, w.byName)
+		if !ok {
+			return errNotJSON
 		}
-		if i, ok := w.byName[name]; ok {
+		if i >= 0 {
 			w.values[i] = value
 		} else {
 			w.extras = append(w.extras, member{key, value})
@@ -202,15 +207,17 @@ func (w *segmentWriter) split(row *mirrorRow) error {
 	}); err != nil {
 		return fmt.Errorf("image: %w", err)
 	}
+	found := 0
 	err := eachMember(row.PK, func(key, value []byte) error {
-		name, ok := unescape(key)
-		if !ok || !w.keys[name] {
+		i, ok := w.keyHint.find(key, w.keys)
+		if !ok || i < 0 || w.keyValues[i] != nil {
 			return errors.New("a member that is no key column")
 		}
-		w.keyValues[name] = value
+		w.keyValues[i] = value
+		found++
 		return nil
 	})
-	if err == nil && len(w.keyValues) != len(w.keys) {
+	if err == nil && found != len(w.keys) {
 		err = errors.New("key columns are missing")
 	}
 	if err != nil {
@@ -225,8 +232,8 @@ func (w *segmentWriter) keyFollows(tombstone bool) bool {
 	if tombstone && len(w.extras) == 0 {
 		return true // the columns were filled from the key itself
 	}
-	for name, value := range w.keyValues {
-		i, ok := w.byName[name]
+	for k, value := range w.keyValues {
+		i, ok := w.byName[w.layout.key[k]]
 		if !ok || string(w.values[i]) != string(value) {
 			return false
 		}
@@ -234,9 +241,46 @@ func (w *segmentWriter) keyFollows(tombstone bool) bool {
 	return true
 }
 
+// memberOrder remembers the order in which objects have their members: rows of a table have theirs in the same one, so the next is
+// where the row before had it. at is the member to come.
+type memberOrder struct {
+	keys  [][]byte // as they are between the quotes
+	index []int    // what they were found as
+	at    int
+}
+
+// find looks a member up in byName: -1 if it is not there. ok is false for a name that is no JSON string.
+func (m *memberOrder) find(key []byte, byName map[string]int) (i int, ok bool) {
+	at := m.at
+	m.at++
+	if at < len(m.keys) && bytes.Equal(m.keys[at], key) {
+		return m.index[at], true
+	}
+	i, found := byName[string(key)]
+	if bytes.IndexByte(key, '\\') >= 0 {
+		name, ok := unescape(key)
+		if !ok {
+			return -1, false
+		}
+		i, found = byName[name]
+	}
+	if !found {
+		i = -1
+	}
+	if at <= len(m.keys) && at < 4096 {
+		m.keys, m.index = append(m.keys[:at], bytes.Clone(key)), append(m.index[:at], i)
+	}
+	return i, true
+}
+
 func (w *segmentWriter) closeGroup() (err error) {
 	if w.groupRows == 0 {
 		return nil
+	}
+	if w.out == nil {
+		if err := w.begin(); err != nil {
+			return err
+		}
 	}
 	group, err := w.out.AppendRowGroupChecked()
 	if err != nil {
@@ -264,6 +308,9 @@ func (w *segmentWriter) closeGroup() (err error) {
 func (w *segmentWriter) close() (summary, error) {
 	if err := w.closeGroup(); err != nil {
 		return summary{}, err
+	}
+	if w.out == nil { // no rows: no file
+		return w.summary, nil
 	}
 	if err := w.out.Close(); err != nil {
 		return summary{}, fmt.Errorf("close segment file: %w", err)
