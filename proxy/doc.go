@@ -6,6 +6,10 @@
 // A [Server] accepts clients on any number of listeners ([Server.Serve], [Listen]) and opens one server connection per
 // client. Nothing is pooled or shared, so every feature of PostgreSQL that lives in a session works.
 //
+// Before it is a session, a client is counted and held to limits (admission.go), identified by a PROXY header where one is
+// due (peer.go), and heard (startup.go). Its settings are those in force when it came ([Server.Reload], settings.go). Then one
+// of several servers is chosen for it (hosts.go, upstream.go), and that is where its cancel requests go (cancel.go).
+//
 // A session is two pumps (frontend.go, backend.go), one goroutine per direction, each with a buffer of its own. A pump
 // walks the five-byte message headers and writes whole runs of bytes as they came; only the bodies of Query and Parse are
 // searched for statements of koldproxy's (look.go), and only answers to those are edited (edit.go).
@@ -38,6 +42,8 @@
 //   - Nothing is allocated because of a length that somebody sent; buffers grow as bytes arrive, up to a limit.
 //   - No server connection is opened before a client has sent a whole startup packet.
 //   - Bytes in plain ahead of a TLS handshake are refused on either side, and what the server says before it is not passed on.
+//   - A client that says nothing takes nobody else's place.
+//   - A server on a Unix socket that asks for no proof of identity lets nobody in, unless a certificate has proved it.
 //   - A handshake, TLS included, takes no longer than its deadline.
 //   - Serve returns when each session of its listener and its server connection have ended.
 //   - A panic ends its session only.
