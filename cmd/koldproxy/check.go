@@ -2,11 +2,9 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
@@ -190,27 +188,14 @@ func checkApplying(ctx context.Context, conn *pgx.Conn, name string) []finding {
 
 // checkCold stores, reads and removes an object where segments will be.
 func checkCold(ctx context.Context, c *config) finding {
-	f := finding{Subject: "cold store", Remedy: "make cold.url a folder that koldproxy may write to"}
-	bucket, err := coldstore.OpenBucket(c.Cold.URL)
+	f := finding{Subject: "cold store", Remedy: "make cold.url a place that koldproxy may write to"}
+	bucket, err := openCold(ctx, c)
 	if err == nil {
-		err = roundTrip(ctx, bucket)
+		err = errors.Join(coldstore.RoundTrip(ctx, bucket), closeCold(bucket))
 	}
 	if err != nil {
 		f.Text = err.Error()
 		return f
 	}
 	return finding{Subject: f.Subject, OK: true, Text: "write, read and remove work in " + c.Cold.URL}
-}
-
-func roundTrip(ctx context.Context, bucket coldstore.Bucket) error {
-	const text = "koldproxy check"
-	key := "check/" + strings.ToLower(rand.Text())
-	if err := bucket.PutIfAbsent(ctx, key, strings.NewReader(text), int64(len(text))); err != nil {
-		return err
-	}
-	raw, err := bucket.GetRange(ctx, key, "", 0, int64(len(text)))
-	if err == nil && string(raw) != text {
-		err = fmt.Errorf("object %s came back changed", key)
-	}
-	return errors.Join(err, bucket.Delete(ctx, key))
 }

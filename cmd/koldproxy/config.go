@@ -74,8 +74,14 @@ type config struct {
 		Linger duration `toml:"linger"`
 	} `toml:"apply"`
 	Cold struct {
-		// URL is where segments of the storage named default are kept: file:///absolute/path.
+		// URL is where segments of the storage named default are kept: file:///absolute/path, s3://bucket/prefix, gs://bucket/prefix or
+		// azblob://container/prefix, with parameters as docs/operations.md has them. Credentials of a cloud come from the
+		// environment, its configuration files or the machine's role.
 		URL string `toml:"url"`
+		// SecretsDir is the folder whose files credentials of registered storages may refer to. Empty: none.
+		SecretsDir string `toml:"secrets_dir"`
+		// FilesystemRoot is the folder in which registered storages of type filesystem may be. Empty: nowhere.
+		FilesystemRoot string `toml:"filesystem_root"`
 	} `toml:"cold"`
 	Storage struct {
 		// TTLReclaimIntervalSecs is the time in seconds between two retention sweeps; 0 turns the sweep off.
@@ -257,8 +263,13 @@ func (c *config) validate() error {
 			bad("proxy.listen", "%q is no absolute path", path)
 		}
 	}
-	if _, err := c.coldDir(); err != nil {
+	if err := checkColdURL(c.Cold.URL); err != nil {
 		bad("cold.url", "%v", err)
+	}
+	for key, folder := range map[string]string{"cold.secrets_dir": c.Cold.SecretsDir, "cold.filesystem_root": c.Cold.FilesystemRoot} {
+		if folder != "" && !filepath.IsAbs(folder) {
+			bad(key, "%q is no absolute path", folder)
+		}
 	}
 	if c.Storage.TTLReclaimIntervalSecs < 0 {
 		bad("storage.ttl_reclaim_interval_secs", "is negative; 0 turns the sweep off")
@@ -298,18 +309,6 @@ func (c *config) proxyAddresses() []string {
 		}
 	}
 	return list
-}
-
-// coldDir is the folder that cold.url names.
-func (c *config) coldDir() (string, error) {
-	u, err := url.Parse(c.Cold.URL)
-	if err != nil {
-		return "", err
-	}
-	if u.Scheme != "file" || u.Host != "" || !filepath.IsAbs(u.Path) {
-		return "", fmt.Errorf("%q is not file:///absolute/path, the only kind of storage in this version", u.Redacted())
-	}
-	return filepath.Clean(u.Path), nil
 }
 
 // dsn is the service connection to a database, with the password of the password file; an empty name keeps the database of

@@ -110,7 +110,7 @@ func TestUnknownKeysAreNamed(t *testing.T) {
 func TestValidateReportsAllProblemsAtOnce(t *testing.T) {
 	t.Parallel()
 	c, err := loadConfig(&options{set: []string{
-		"postgres.dsn=postgres://h/d?sslmode=nonsense", "postgres.databases=a,a", "proxy.listen=nowhere", "cold.url=s3://bucket",
+		"postgres.dsn=postgres://h/d?sslmode=nonsense", "postgres.databases=a,a", "proxy.listen=nowhere", "cold.url=s3://key:secret@bucket", "cold.secrets_dir=secrets",
 		"storage.ttl_reclaim_interval_secs=-1", "mqtt.enabled=true", "mqtt.listen=host:port", "http.listen=9632", "log.level=loud",
 	}}, nil)
 	if err != nil {
@@ -121,7 +121,7 @@ func TestValidateReportsAllProblemsAtOnce(t *testing.T) {
 		t.Fatal("nothing is wrong")
 	}
 	for _, key := range []string{
-		"postgres.dsn", "postgres.databases", "proxy.listen", "cold.url", "storage.ttl_reclaim_interval_secs", "mqtt.listen", "http.listen", "log.level",
+		"postgres.dsn", "postgres.databases", "proxy.listen", "cold.url", "cold.secrets_dir", "storage.ttl_reclaim_interval_secs", "mqtt.listen", "http.listen", "log.level",
 	} {
 		if !strings.Contains(err.Error(), key+": ") {
 			t.Errorf("%s is missing in:\n%v", key, err)

@@ -54,6 +54,7 @@ func openDatabase(ctx context.Context, cfg *config, name string, log zerolog.Log
 	// A server that was away for a moment leaves dead connections behind. pgx looks only at those that were idle for a while;
 	// the answer to a client's demand must not depend on that.
 	pc.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return true }
+	pc.MaxConns = max(pc.MaxConns, minPoolConns)
 	db := &database{
 		name:    name,
 		cfg:     cfg,
@@ -67,11 +68,17 @@ func openDatabase(ctx context.Context, cfg *config, name string, log zerolog.Log
 	return db, nil
 }
 
+// minPoolConns is what a database's parts may need at once: flushes beside each other, compaction, pages, the feed.
+const minPoolConns = 10
+
 // wire connects the parts of the database with each other, with the place for cold segments and with those who receive
 // live events.
 func (db *database) wire(bucket coldstore.Bucket, publisher changefeed.Publisher) error {
 	cc := coldstore.DefaultConfig()
 	cc.Registerer = db.metrics
+	cc.OpenStorage = func(ctx context.Context, spec coldstore.StorageSpec) (coldstore.Bucket, error) {
+		return openStorage(ctx, db.cfg, spec)
+	}
 	cc.Fence = func(ctx context.Context, tx pgx.Tx) error { return db.applier.Fence(ctx, tx) }
 	var err error
 	if db.cold, err = coldstore.New(db.pool, bucket, db.part("coldstore").With().Str("db", db.name).Logger(), cc); err != nil {
@@ -145,7 +152,14 @@ func (db *database) ready(ctx context.Context) error {
 	return nil
 }
 
-func (db *database) close() { db.pool.Close() }
+func (db *database) close() {
+	if db.cold != nil {
+		if err := db.cold.Close(); err != nil {
+			db.log.Warn().Err(err).Msg("registered storages could not be closed")
+		}
+	}
+	db.pool.Close()
+}
 
 // databases are the runtimes in the order of the configuration.
 type databases []*database

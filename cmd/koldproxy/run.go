@@ -37,6 +37,7 @@ type service struct {
 	log       zerolog.Logger
 	registry  *prometheus.Registry
 	databases databases
+	cold      coldstore.Bucket
 	verifiers *verifiers   // nil without auth = "scram"
 	broker    *mqtt.Broker // nil when turned off
 	proxy     *proxy.Server
@@ -131,10 +132,11 @@ func (s *service) open(ctx context.Context) error {
 			return err
 		}
 	}
-	bucket, err := coldstore.OpenBucket(s.cfg.Cold.URL)
+	bucket, err := openCold(ctx, s.cfg)
 	if err != nil {
 		return err
 	}
+	s.cold = bucket
 	var publisher changefeed.Publisher = nobody{}
 	if s.broker != nil {
 		publisher = s.broker
@@ -167,6 +169,11 @@ func (s *service) open(ctx context.Context) error {
 func (s *service) close() {
 	s.verifiers.close()
 	s.databases.close()
+	if s.cold != nil {
+		if err := closeCold(s.cold); err != nil {
+			s.log.Warn().Err(err).Msg("cold storage could not be closed")
+		}
+	}
 }
 
 // serve runs all parts. When ctx ends it first drains the proxy, whose sessions may still need the others, and then stops

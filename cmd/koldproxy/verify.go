@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -61,15 +62,20 @@ func (a *admin) verify(ctx context.Context, name string) (coldstore.Report, erro
 		return coldstore.Report{}, fmt.Errorf("open a connection pool: %w", err)
 	}
 	defer pool.Close()
-	bucket, err := coldstore.OpenBucket(c.Cold.URL)
+	bucket, err := openCold(ctx, c)
 	if err != nil {
 		return coldstore.Report{}, err
 	}
-	store, err := coldstore.New(pool, bucket, zerolog.Nop(), coldstore.DefaultConfig())
+	cc := coldstore.DefaultConfig()
+	cc.OpenStorage = func(ctx context.Context, spec coldstore.StorageSpec) (coldstore.Bucket, error) {
+		return openStorage(ctx, c, spec)
+	}
+	store, err := coldstore.New(pool, bucket, zerolog.Nop(), cc)
 	if err != nil {
 		return coldstore.Report{}, err
 	}
-	return store.Verify(ctx, oid)
+	report, err := store.Verify(ctx, oid)
+	return report, errors.Join(err, store.Close(), closeCold(bucket))
 }
 
 func printReport(cmd *cobra.Command, name string, report coldstore.Report) error {

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/url"
+	"path/filepath"
+	"strings"
+
+	"github.com/koldproxy/koldproxy/coldstore"
+	"github.com/koldproxy/koldproxy/coldstore/cloud"
+)
+
+// secretEnvPrefix begins the environment variables that credentials in the database may refer to.
+const secretEnvPrefix = "KOLDPROXY_SECRET_"
+
+// checkColdURL says what is wrong with cold.url.
+func checkColdURL(raw string) error {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return fmt.Errorf("is no URL")
+	}
+	if u.Scheme != "file" {
+		return cloud.Check(raw)
+	}
+	if u.Host != "" || !filepath.IsAbs(u.Path) {
+		return fmt.Errorf("%q is not file:///absolute/path", u.Redacted())
+	}
+	return nil
+}
+
+// openCold opens the storage of the configuration. The clouds' own ways to find credentials apply. closeCold ends the use of it.
+func openCold(ctx context.Context, c *config) (coldstore.Bucket, error) {
+	if strings.HasPrefix(c.Cold.URL, "file:") {
+		return coldstore.OpenBucket(c.Cold.URL)
+	}
+	return openCloud(ctx, c.Cold.URL, cloud.Credentials{})
+}
+
+func closeCold(b coldstore.Bucket) error {
+	if closer, ok := b.(io.Closer); ok {
+		return closer.Close()
+	}
+	return nil
+}
+
+// openStorage opens a storage that was registered in a database. Where its files may be on this machine, and which secrets may be
+// sent to it, is for the configuration to say.
+func openStorage(ctx context.Context, c *config, spec coldstore.StorageSpec) (coldstore.Bucket, error) {
+	if spec.Type == "filesystem" {
+		root := filepath.Clean(c.Cold.FilesystemRoot)
+		path := filepath.Clean(spec.BasePath)
+		if c.Cold.FilesystemRoot == "" {
+			return nil, fmt.Errorf("filesystem storages are refused: cold.filesystem_root is not set")
+		}
+		if path != root && !strings.HasPrefix(path, strings.TrimSuffix(root, "/")+"/") {
+			return nil, fmt.Errorf("%s is not in cold.filesystem_root", spec.BasePath)
+		}
+		return coldstore.OpenLocalBucket(path)
+	}
+	scheme := map[string]string{"s3": "s3", "gcs": "gs", "azure": "azblob"}[spec.Type]
+	if scheme == "" {
+		return nil, fmt.Errorf("unknown storage type %q", spec.Type)
+	}
+	var options map[string]any
+	if err := json.Unmarshal(spec.Config, &options); err != nil {
+		return nil, fmt.Errorf("its config is no JSON object")
+	}
+	query := url.Values{}
+	for name, value := range options {
+		query.Set(name, fmt.Sprint(value))
+	}
+	bucket, prefix, _ := strings.Cut(spec.BasePath, "/")
+	secrets := cloud.Secrets{Folder: c.Cold.SecretsDir, EnvPrefix: secretEnvPrefix}
+	credentials, err := secrets.Credentials(spec.Credentials)
+	if err != nil {
+		return nil, err
+	}
+	where := url.URL{Scheme: scheme, Host: bucket, Path: "/" + prefix, RawQuery: query.Encode()}
+	return openCloud(ctx, where.String(), credentials)
+}
+
+func openCloud(ctx context.Context, where string, credentials cloud.Credentials) (coldstore.Bucket, error) {
+	b, err := cloud.Open(ctx, where, credentials, cloud.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
