@@ -36,17 +36,63 @@ func NeedsLook(body []byte) bool {
 	return false
 }
 
-// mentionsDemanding is the answer for a text whose tokens are not known.
-func mentionsDemanding(sql string) bool {
+// worthScanning is a closer look, before the scanner is asked: whether a trigger stands where it could mean something to
+// koldproxy. It errs towards yes. Names such as created_after and columns called stream end here.
+func worthScanning(sql string) bool {
+	var asked [256]bool // by the trigger's first letter: the rest of the text does not change
+	for i := range len(sql) - 1 {
+		word := triggerOf[sql[i]]
+		if word == "" || !hasPrefixFold(sql[i:], word) {
+			continue
+		}
+		end := i + len(word)
+		if word != "after" {
+			if asked[word[0]] {
+				continue
+			}
+			asked[word[0]] = true
+		}
+		switch word {
+		case "after": // in front of a parenthesis, comments aside
+			if i > 0 && isIdentifierByte(sql[i-1]) {
+				continue
+			}
+			if end = skipSpace(sql, end); end < len(sql) && (sql[end] == '(' || sql[end] == '/' || sql[end] == '-') {
+				return true
+			}
+		case "stream":
+			if mentionsAny(sql, "create", "drop", "alter", "show") {
+				return true
+			}
+		case "topic":
+			if mentionsAny(sql, "subscribe") {
+				return true
+			}
+		case "koldstore":
+			if mentionsAny(sql, "alter") {
+				return true
+			}
+		default: // a function that may demand, an identifier with escapes
+			return true
+		}
+	}
+	return false
+}
+
+// mentionsAny says whether one of the words stands in a text, in any case, also as a part of another word.
+func mentionsAny(sql string, words ...string) bool {
 	for i := range len(sql) {
-		for _, w := range demanding {
-			if w[0] == sql[i]|0x20 && hasPrefixFold(sql[i:], w) {
+		for _, w := range words {
+			if sql[i]|0x20 == w[0] && hasPrefixFold(sql[i:], w) {
 				return true
 			}
 		}
 	}
 	return false
 }
+
+// mentionsDemanding is the answer for a text whose tokens are not known.
+func mentionsDemanding(sql string) bool { return mentionsAny(sql, demanding[:]...) }
 
 // hasPrefixFold compares without regard to the case of ASCII letters. word is lower case and no longer than a name.
 func hasPrefixFold[T string | []byte](text T, word string) bool {

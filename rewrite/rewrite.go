@@ -66,7 +66,7 @@ type Statement struct {
 func Rewrite(sql string, opts Options) Result {
 	unchanged := Result{SQL: sql, MayDemand: mentionsDemanding(sql)}
 	enc := encodingNamed(opts.ClientEncoding)
-	if len(sql) > MaxTextBytes || enc == unsafeQuotes || !enc.valid(sql) || !scansInTime(sql) {
+	if len(sql) > MaxTextBytes || !worthScanning(sql) || enc == unsafeQuotes || !enc.valid(sql) || !scansInTime(sql) {
 		return unchanged
 	}
 	src, ok := scan(sql)

@@ -229,3 +229,17 @@ func TestRefusals(t *testing.T) {
 		})
 	}
 }
+
+// What is executed later than it is looked at reads its numbers then.
+func TestShowStreamsLater(t *testing.T) {
+	t.Parallel()
+	later := conforming
+	later.StatsLater, later.StreamStats = true, json.RawMessage(`{"public.s":{"consumers":7}}`)
+	r := Rewrite("SHOW STREAMS", later)
+	if !strings.Contains(r.SQL, "current_setting('koldstore.stream_stats', true)") || strings.Contains(r.SQL, "consumers\":7") || !r.Statements[0].StatsLater {
+		t.Errorf("%s %+v", r.SQL, r.Statements)
+	}
+	if r := Rewrite("SHOW STREAMS", conforming); r.Statements[0].StatsLater {
+		t.Errorf("%+v", r.Statements)
+	}
+}
