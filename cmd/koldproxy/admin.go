@@ -20,6 +20,7 @@ func loadValid(opts *options) (*config, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.again = func() (*config, error) { return loadValid(opts) }
 	return c, c.validate()
 }
 

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/pelletier/go-toml/v2"
 	"github.com/rs/zerolog"
 
@@ -35,37 +34,7 @@ type config struct {
 		// Databases are those with streams and feeds, one at least; every other database is passed through as it is.
 		Databases []string `toml:"databases"`
 	} `toml:"postgres"`
-	Proxy struct {
-		// Listen is where clients connect: host:port, or unix:/path with the path of the socket itself (clients look for
-		// /dir/.s.PGSQL.6543), several separated by commas. Empty turns the proxy off.
-		Listen string `toml:"listen"`
-		// ClientTLS is disable, allow (the client decides) or require, for clients over TCP. TLSCert and TLSKey are PEM files
-		// with what they are shown. All TLS files are read again when they change, and at SIGHUP.
-		ClientTLS string `toml:"client_tls"`
-		TLSCert   string `toml:"tls_cert"`
-		TLSKey    string `toml:"tls_key"`
-		// ClientCA is a PEM file with the authorities of client certificates; empty: clients are not asked for any.
-		// ClientCert is optional (one that is shown must be valid), verify-ca (one is required) or verify-full (and its
-		// common name must be the user).
-		ClientCA   string `toml:"client_ca"`
-		ClientCert string `toml:"client_cert"`
-		// Auth is relay (the server authenticates the client) or scram (koldproxy checks SCRAM passwords with the verifiers
-		// in pg_authid, which the service role must be able to read). See docs/security.md for when scram is needed.
-		Auth string `toml:"auth"`
-		// ServerTLS protects connections to the server as libpq's sslmode does: disable, prefer, require, verify-ca or
-		// verify-full. ServerTLSNegotiation is postgres, or direct for PostgreSQL 17 and later.
-		ServerTLS            string `toml:"server_tls"`
-		ServerTLSNegotiation string `toml:"server_tls_negotiation"`
-		// ServerCA is a PEM file with the authorities of the server's certificate; verify-full trusts the system's without it.
-		ServerCA string `toml:"server_ca"`
-		// ServerCert and ServerKey are PEM files with a certificate to show to the server, for all users.
-		ServerCert string `toml:"server_cert"`
-		ServerKey  string `toml:"server_key"`
-		// MaxConnections bounds the sessions.
-		MaxConnections int `toml:"max_connections"`
-		// DrainTimeout is how long open transactions may go on after SIGTERM.
-		DrainTimeout duration `toml:"drain_timeout"`
-	} `toml:"proxy"`
+	Proxy proxySection `toml:"proxy"`
 	Apply struct {
 		// BatchRows and BatchBytes bound one apply transaction while there is a backlog.
 		BatchRows  int `toml:"batch_rows"`
@@ -102,21 +71,14 @@ type config struct {
 		Level string `toml:"level"`
 	} `toml:"log"`
 
-	origins map[string]string // key to where its value came from
+	origins map[string]string       // key to where its value came from
+	again   func() (*config, error) // reads the same sources again; nil when there are none
 }
 
 // defaultConfig is the one place with default values.
 func defaultConfig() *config {
 	c := &config{origins: map[string]string{}}
-	c.Proxy.Listen = "127.0.0.1:6543"
-	pc := proxy.DefaultConfig()
-	c.Proxy.ClientTLS = string(pc.ClientTLS)
-	c.Proxy.ClientCert = string(pc.ClientCert)
-	c.Proxy.Auth = string(pc.Auth)
-	c.Proxy.ServerTLS = string(pc.ServerTLS)
-	c.Proxy.ServerTLSNegotiation = string(pc.ServerTLSNegotiation)
-	c.Proxy.MaxConnections = pc.MaxConnections
-	c.Proxy.DrainTimeout = duration(3 * time.Second) // SIGTERM ends the process within five seconds
+	c.Proxy = defaultProxySection()
 	ac := walapply.DefaultConfig("")
 	c.Apply.BatchRows = ac.BatchRows
 	c.Apply.BatchBytes = ac.BatchBytes
@@ -314,9 +276,16 @@ func (c *config) proxyAddresses() []string {
 // dsn is the service connection to a database, with the password of the password file; an empty name keeps the database of
 // the configuration.
 func (c *config) dsn(database string) (string, error) {
+	return c.dsnWith(map[string]string{"dbname": database})
+}
+
+// dsnWith is the service connection with other values for some of libpq's keywords; empty ones change nothing.
+func (c *config) dsnWith(changes map[string]string) (string, error) {
 	extra := map[string]string{}
-	if database != "" {
-		extra["dbname"] = database
+	for name, value := range changes {
+		if value != "" {
+			extra[name] = value
+		}
 	}
 	if c.Postgres.PasswordFile != "" {
 		raw, err := os.ReadFile(c.Postgres.PasswordFile)
@@ -343,7 +312,12 @@ func (c *config) dsn(database string) (string, error) {
 
 // pgxConfig is the parsed service connection to a database. Its errors do not repeat the DSN.
 func (c *config) pgxConfig(database string) (*pgx.ConnConfig, error) {
-	dsn, err := c.dsn(database)
+	return c.pgxConfigWith(map[string]string{"dbname": database})
+}
+
+// pgxConfigWith is the service connection with other values for some of libpq's keywords; empty ones change nothing.
+func (c *config) pgxConfigWith(changes map[string]string) (*pgx.ConnConfig, error) {
+	dsn, err := c.dsnWith(changes)
 	if err != nil {
 		return nil, err
 	}
@@ -356,24 +330,6 @@ func (c *config) pgxConfig(database string) (*pgx.ConnConfig, error) {
 	}
 	cc.RuntimeParams["application_name"] = "koldproxy"
 	return cc, nil
-}
-
-// proxyConfig is what package proxy has to know about the server of a service connection.
-func (c *config) proxyConfig(pg *pgx.ConnConfig) proxy.Config {
-	pc := proxy.DefaultConfig()
-	network, address := pgconn.NetworkAddress(pg.Host, pg.Port)
-	if pc.Upstream = address; network == "unix" {
-		pc.Upstream = "unix:" + address
-	}
-	pc.ClientTLS, pc.TLSCert, pc.TLSKey = proxy.TLSMode(c.Proxy.ClientTLS), c.Proxy.TLSCert, c.Proxy.TLSKey
-	pc.ClientCA, pc.ClientCert = c.Proxy.ClientCA, proxy.ClientCertMode(c.Proxy.ClientCert)
-	pc.Auth = proxy.AuthMode(c.Proxy.Auth)
-	pc.ServerTLS = proxy.ServerTLSMode(c.Proxy.ServerTLS)
-	pc.ServerTLSNegotiation = proxy.Negotiation(c.Proxy.ServerTLSNegotiation)
-	pc.ServerCA, pc.ServerCert, pc.ServerKey = c.Proxy.ServerCA, c.Proxy.ServerCert, c.Proxy.ServerKey
-	pc.MaxConnections = c.Proxy.MaxConnections
-	pc.DrainTimeout = time.Duration(c.Proxy.DrainTimeout)
-	return pc
 }
 
 // applyConfig is what package walapply has to know about one database.

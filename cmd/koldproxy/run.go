@@ -34,6 +34,7 @@ type listeners struct {
 // service is one koldproxy in front of one server.
 type service struct {
 	cfg       *config
+	running   *config // cfg with what was reloaded; for reload alone
 	log       zerolog.Logger
 	registry  *prometheus.Registry
 	databases databases
@@ -53,7 +54,7 @@ func run(
 	if err != nil {
 		return errors.Join(err, ls.close())
 	}
-	s := &service{cfg: cfg, log: log, registry: prometheus.NewRegistry()}
+	s := &service{cfg: cfg, running: cfg, log: log, registry: prometheus.NewRegistry()}
 	defer s.close()
 	if err := s.open(ctx); err != nil {
 		return errors.Join(unlessDone(ctx, err), ls.close())
@@ -70,21 +71,24 @@ func unlessDone(ctx context.Context, err error) error {
 }
 
 func listen(ctx context.Context, cfg *config) (ls listeners, err error) {
+	listen := proxy.Listen
+	if cfg.Proxy.ReusePort {
+		listen = proxy.ListenShared
+	}
 	for _, address := range cfg.proxyAddresses() {
-		ln, err := proxy.Listen(ctx, address)
+		ln, err := listen(ctx, address)
 		if err != nil {
 			return ls, fmt.Errorf("proxy.listen: %w", err)
 		}
 		ls.proxy = append(ls.proxy, ln)
 	}
-	var lc net.ListenConfig
 	if cfg.MQTT.Enabled {
-		if ls.mqtt, err = lc.Listen(ctx, "tcp", cfg.MQTT.Listen); err != nil {
+		if ls.mqtt, err = listen(ctx, cfg.MQTT.Listen); err != nil {
 			return ls, fmt.Errorf("mqtt.listen: %w", err)
 		}
 	}
 	if cfg.HTTP.Listen != "" {
-		if ls.http, err = lc.Listen(ctx, "tcp", cfg.HTTP.Listen); err != nil {
+		if ls.http, err = listen(ctx, cfg.HTTP.Listen); err != nil {
 			return ls, fmt.Errorf("http.listen: %w", err)
 		}
 	}
@@ -155,6 +159,7 @@ func (s *service) open(ctx context.Context) error {
 		Metrics:     proxy.NewMetrics(s.registry),
 		Fulfiller:   s.databases,
 		StreamStats: s.databases,
+		Prober:      prober{s.cfg},
 	}
 	if pc.Auth == proxy.AuthSCRAM {
 		if s.verifiers, err = openVerifiers(ctx, s.cfg); err != nil {
@@ -228,19 +233,6 @@ func (s *service) serve(
 		return unlessDone(ctx, err)
 	}
 	return err
-}
-
-// reloadOn reloads the TLS files at each hangup until ctx ends. Errors are logged, and the old files stay in use.
-func (s *service) reloadOn(ctx context.Context, hangups <-chan os.Signal) error {
-	for {
-		select {
-		case <-hangups:
-			s.log.Info().Msg("SIGHUP: reloading the TLS files; a restart is needed to change the configuration")
-			_ = s.proxy.Reload()
-		case <-ctx.Done():
-			return nil
-		}
-	}
 }
 
 var errPartFailed = errors.New("a part of koldproxy failed")
