@@ -63,7 +63,13 @@ func (i *installation) must(line ...string) string {
 // serve starts koldproxy and returns the DSN through it.
 func (i *installation) serve() (*process, string) {
 	i.t.Helper()
-	p := start(i.t, "serve", "--config", i.config)
+	return i.serveWith()
+}
+
+// serveWith is serve with more arguments.
+func (i *installation) serveWith(args ...string) (*process, string) {
+	i.t.Helper()
+	p := start(i.t, append([]string{"serve", "--config", i.config}, args...)...)
 	for end := time.Now().Add(processTimeout); !strings.Contains(p.output(), `"message":"ready"`); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) || p.ended() {
 			i.t.Fatalf("serve is not ready:\n%s", p.output())
