@@ -66,7 +66,8 @@ type mirror struct {
 	columns int         // how many columns it has; those of the key come first
 	seeding bool        // or being healed
 	page    int         // how many rows the next page of a seed has
-	sql     string      // see mirrorSQL
+	// sql and standing are statements, see mirrorSQL. With standing, keys are plain.
+	sql, standing string
 }
 
 // stream is an active stream.
@@ -152,7 +153,7 @@ func (t *Target) loadCatalog(ctx context.Context, tx pgx.Tx) (*catalog, error) {
 			tab.streams = nil
 		}
 		if tab.mirror != nil {
-			tab.mirror.sql = mirrorSQL(tab)
+			tab.mirror.sql, tab.mirror.standing = mirrorSQL(tab)
 		}
 		for _, s := range tab.streams {
 			s.sql = streamSQL(tab, s)

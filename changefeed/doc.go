@@ -15,14 +15,15 @@
 //	                       ├──▶ mirror write   one row per key, the last event wins       koldstore.<table>__cl
 //	                       └──▶ stream writes  put, exit, delete, judged by the predicate  _stream_<name>
 //
-// Planning is pure. An update that changes the primary key is two events, a delete and an insert. Rows travel to the server
-// as literals of the table's row type.
+// Planning is pure. An update that changes the primary key is two events, a delete and an insert. The image of a row whose columns
+// are all of PostgreSQL's own types is made here (see image.go); other rows, and those that predicates are asked about, travel to the
+// eval session as literals of the table's row type. docs/decisions/0008 says why.
 //
 // # Where code of users runs
 //
 // In no session but one. Domains have checks, types have casts, predicates call functions, and all of that is code of whoever
-// owns the table, while koldproxy's role may be a superuser. koldstore.eval_rows turns literals into JSON and judges predicates,
-// under rights of its own and in a session that does nothing else ([Config].DSN; see evalSession in eval.go). Only text comes
+// owns the table, while koldproxy's role may be a superuser. koldstore.eval_rows turns literals into JSON, judge_rows judges predicates,
+// under rights of their own and in a session that does nothing else ([Config].DSN; see evalSession in eval.go). Only text comes
 // back. The apply session writes that text: documents as jsonb, keys through the input functions of the mirror's types. It uses
 // no cast from or to a type of a user, no operator that is looked up by name among them, and reads a table only when
 // its indexes and statistics are free of such code (readTable).

@@ -122,6 +122,9 @@ func (t *table) values(row []koldproxy.Datum, origin []int) []koldproxy.Datum {
 	if row == nil {
 		return nil
 	}
+	if inPlace(row, origin) {
+		return row
+	}
 	out := make([]koldproxy.Datum, len(origin))
 	for i, from := range origin {
 		if from >= 0 {
@@ -131,4 +134,17 @@ func (t *table) values(row []koldproxy.Datum, origin []int) []koldproxy.Datum {
 		}
 	}
 	return out
+}
+
+// inPlace says that a row has today's columns as they are, and nothing that would have to be filled in.
+func inPlace(row []koldproxy.Datum, origin []int) bool {
+	if len(row) != len(origin) {
+		return false
+	}
+	for i, from := range origin {
+		if from != i || row[i].Kind == koldproxy.DatumUnchanged {
+			return false
+		}
+	}
+	return true
 }

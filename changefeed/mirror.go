@@ -10,12 +10,13 @@ import (
 	"github.com/koldproxy/koldproxy"
 )
 
-// mirrorSQL is the statement that brings a mirror up to date, with parameters from mirrorArgs.
-func mirrorSQL(tab *table) string {
+// mirrorSQL are the statements that bring a mirror up to date, with parameters from mirrorArgs: one for any events, and one that
+// is better for those of keys which the mirror has, if there is such a one.
+func mirrorSQL(tab *table) (sql, standing string) {
 	if tab.mirror.plainKey() {
-		return plainMirrorSQL(tab.mirror)
+		return plainMirrorSQL(tab.mirror), standingMirrorSQL(tab.mirror)
 	}
-	return anyMirrorSQL(tab)
+	return anyMirrorSQL(tab), ""
 }
 
 // plainKeys are types of PostgreSQL's own whose values are equal exactly if their texts are; textKeys are, too, if the collation
@@ -44,14 +45,28 @@ func (m *mirror) plainKey() bool {
 
 // plainMirrorSQL is for plain keys, and at most one event for each. Texts become keys by the input functions of PostgreSQL's own types.
 func plainMirrorSQL(m *mirror) string {
-	n := len(m.keys)
-	keys := strings.Join(m.keys, ", ")
-	return fmt.Sprintf(`INSERT INTO %[1]s (%[2]s, seq, op, row_image)
-SELECT %[3]s, u.seq, u.op, u.image::pg_catalog.jsonb
-FROM unnest(%[4]s, $%[5]d::bigint[], $%[6]d::smallint[], $%[7]d::text[]) AS u(%[8]s, seq, op, image)
+	return m.plainSource() + fmt.Sprintf(`
+INSERT INTO %[1]s (%[2]s, seq, op, row_image) SELECT %[2]s, seq, op, row_image FROM d
+ON CONFLICT (%[2]s) DO UPDATE SET seq = EXCLUDED.seq, op = EXCLUDED.op, row_image = EXCLUDED.row_image`, m.name, strings.Join(m.keys, ", "))
+}
+
+// standingMirrorSQL is plainMirrorSQL for keys that are likely in the mirror already: an INSERT that finds its key locks the row first,
+// which is one more record in the log.
+func standingMirrorSQL(m *mirror) string {
+	return m.plainSource() + fmt.Sprintf(`,
+standing AS (UPDATE %[1]s m SET seq = d.seq, op = d.op, row_image = d.row_image FROM d WHERE %[3]s RETURNING m.seq)
+INSERT INTO %[1]s (%[2]s, seq, op, row_image) SELECT %[2]s, seq, op, row_image FROM d WHERE d.seq NOT IN (SELECT seq FROM standing)
 ON CONFLICT (%[2]s) DO UPDATE SET seq = EXCLUDED.seq, op = EXCLUDED.op, row_image = EXCLUDED.row_image`,
-		m.name, keys,
-		list(n, func(i int) string { return fmt.Sprintf("u.k%d::%s", i+1, m.key[i].typeName) }),
+		m.name, strings.Join(m.keys, ", "), strings.ReplaceAll(list(len(m.keys), func(i int) string { return "m." + m.keys[i] + " OPERATOR(pg_catalog.=) d." + m.keys[i] }), ", ", " AND "))
+}
+
+// plainSource is the parameters as a table d. They are read once, whatever uses it.
+func (m *mirror) plainSource() string {
+	n := len(m.keys)
+	return fmt.Sprintf(`WITH d AS MATERIALIZED (
+  SELECT %[1]s, u.seq, u.op, u.image::pg_catalog.jsonb AS row_image
+  FROM unnest(%[2]s, $%[3]d::bigint[], $%[4]d::smallint[], $%[5]d::text[]) AS u(%[6]s, seq, op, image))`,
+		list(n, func(i int) string { return fmt.Sprintf("u.k%d::%s AS %s", i+1, m.key[i].typeName, m.keys[i]) }),
 		list(n, func(i int) string { return fmt.Sprintf("$%d::text[]", i+1) }), n+1, n+2, n+3,
 		list(n, func(i int) string { return fmt.Sprintf("k%d", i+1) }))
 }
@@ -89,8 +104,7 @@ func (m *mirror) literal(values []string) string {
 // mirrorArgs are the parameters of mirrorSQL for some events.
 func mirrorArgs(m *mirror, items []item) []any {
 	var args []any
-	if m.plainKey() {
-		items = lastOfEachKey(items) // writePart may have all of them
+	if m.standing != "" {
 		for k := range m.keys {
 			args = append(args, column(items, func(it *item) string { return it.key[k] }))
 		}
@@ -128,4 +142,28 @@ func lastOfEachKey(items []item) []item {
 		}
 	}
 	return out
+}
+
+// likelyStanding sorts events, the last of each key, by whether the mirror is likely to have their keys: not if the first event of a
+// key was its insert.
+func likelyStanding(items []item) (fresh, standing []item) {
+	type span struct {
+		last   int
+		insert bool
+	}
+	spans := make(map[string]span, len(items))
+	for i, it := range items {
+		s, seen := spans[it.keyText]
+		spans[it.keyText] = span{i, seen && s.insert || !seen && it.op == koldproxy.OpInsert}
+	}
+	for i, it := range items {
+		switch s := spans[it.keyText]; {
+		case s.last != i:
+		case s.insert:
+			fresh = append(fresh, it)
+		default:
+			standing = append(standing, it)
+		}
+	}
+	return fresh, standing
 }

@@ -3,7 +3,6 @@ package changefeed
 import (
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/koldproxy/koldproxy"
@@ -57,16 +56,18 @@ func makePlan(cat *catalog, changes []koldproxy.Change, origin func(*koldproxy.C
 		}
 		te := byTable[tab.oid]
 		if te == nil {
-			te = &tableEvents{table: tab}
+			te = &tableEvents{table: tab, events: make([]event, 0, len(changes)-i)}
 			byTable[tab.oid] = te
 			p.tables = append(p.tables, te)
 		}
 		from := origin(c, tab)
 		old, now := tab.values(c.Old, from), tab.values(c.New, from)
 		resolved := te.fillUnchanged(old, now)
-		for _, e := range split(tab, c.Op, old, now) {
+		before := len(te.events)
+		te.events = split(te.events, tab, c.Op, old, now)
+		for k := before; k < len(te.events); k++ {
+			e := &te.events[k]
 			e.seq, e.lsn, e.at = koldproxy.Seq(p.count), c.CommitLSN, c.CommitTime
-			te.events = append(te.events, e)
 			p.count++
 		}
 		if !resolved && !slices.Contains(p.unresolved, te) {
@@ -85,8 +86,8 @@ func (p *plan) number(first koldproxy.Seq) {
 	}
 }
 
-// split makes the events of one change: two if an update changes the key.
-func split(tab *table, op koldproxy.Op, old, now []koldproxy.Datum) []event {
+// split appends the events of one change: two if an update changes the key.
+func split(dst []event, tab *table, op koldproxy.Op, old, now []koldproxy.Datum) []event {
 	e := event{op: op, old: old, new: now}
 	switch op {
 	case koldproxy.OpInsert:
@@ -101,27 +102,29 @@ func split(tab *table, op koldproxy.Op, old, now []koldproxy.Datum) []event {
 			break
 		}
 		if before := (event{op: koldproxy.OpDelete, old: old}); before.setKey(tab, old) && before.keyText != e.keyText {
-			return []event{before, {op: koldproxy.OpInsert, new: now, key: e.key, keyText: e.keyText, keyBefore: before.key}}
+			return append(dst, before, event{op: koldproxy.OpInsert, new: now, key: e.key, keyText: e.keyText, keyBefore: before.key})
 		}
 	}
-	return []event{e}
+	return append(dst, e)
 }
 
 // setKey takes the key from a row; it says false, and notes a problem, if the row does not carry it.
 func (e *event) setKey(tab *table, row []koldproxy.Datum) bool {
 	e.key = make([]string, len(tab.key))
-	var b strings.Builder
+	var b []byte
 	for i, k := range tab.key {
 		if k < 0 || k >= len(row) || row[k].Kind != koldproxy.DatumText {
 			e.problem = "the change does not carry the primary key"
 			return false
 		}
 		e.key[i] = row[k].Text
-		b.WriteString(strconv.Itoa(len(row[k].Text)))
-		b.WriteByte(':')
-		b.WriteString(row[k].Text)
+		if len(tab.key) > 1 {
+			b = append(append(strconv.AppendInt(b, int64(len(row[k].Text)), 10), ':'), row[k].Text...)
+		}
 	}
-	e.keyText = b.String()
+	if e.keyText = string(b); len(tab.key) == 1 {
+		e.keyText = e.key[0]
+	}
 	return true
 }
 

@@ -16,8 +16,9 @@ type write struct {
 	table  *table
 	stream *stream // nil for the mirror
 	items  []item
-	// effective leaves out what is invisible in the end: of the mirror, all but the last event of each key.
-	effective []item
+	// effective leaves out what is invisible in the end: of the mirror, all but the last event of each key. What the mirror is likely
+	// to have the keys of is in standing instead, if there is a statement for it.
+	effective, standing []item
 }
 
 // flaw is an event, or a part of one, that goes to quarantine.
@@ -90,7 +91,11 @@ func (o *outcome) mirror(te *tableEvents) {
 			w.items = append(w.items, item{event: e, doc: e.newJudged.image})
 		}
 	}
-	w.effective = lastOfEachKey(w.items)
+	if te.table.mirror.standing != "" {
+		w.effective, w.standing = likelyStanding(w.items)
+	} else {
+		w.effective = lastOfEachKey(w.items)
+	}
 	o.writes = append(o.writes, w)
 }
 
@@ -132,6 +137,9 @@ func (t *Target) makeRoomFor(ctx context.Context, tx pgx.Tx, w *write) error {
 
 func (w *write) statement(items []item) (string, []any) {
 	if w.stream == nil {
+		if w.table.mirror.standing != "" {
+			items = lastOfEachKey(items) // which the statement cannot do
+		}
 		return w.table.mirror.sql, mirrorArgs(w.table.mirror, items)
 	}
 	return w.stream.sql, streamArgs(items)
@@ -205,6 +213,13 @@ func (t *Target) writeAtOnce(ctx context.Context, tx pgx.Tx, p *plan, writes []w
 	var ok bool
 	for i := range writes {
 		w := &writes[i]
+		if n := int64(len(w.standing)); n > 0 {
+			m := w.table.mirror
+			batch.Queue(m.standing, mirrorArgs(m, w.standing)...).Exec(func(pgconn.CommandTag) error {
+				t.done.mirrorRows += n
+				return nil
+			})
+		}
 		if len(w.effective) == 0 {
 			continue
 		}
