@@ -18,19 +18,20 @@ type checkpoint struct {
 	applied   koldproxy.LSN
 	watermark koldproxy.Seq
 	epoch     int64
-	gap       string // why changes may be missing; empty if none are
-	anew      bool   // somebody wants the gap closed, whatever the configuration says
+	gap       string        // why changes may be missing; empty if none are
+	told      koldproxy.LSN // what the slot was told by an applier that stopped in order; 0 if that is not known
+	anew      bool          // somebody wants the gap closed, whatever the configuration says
 }
 
 // begun says whether a slot has been made for this checkpoint, so that the two belong together.
 func (cp *checkpoint) begun() bool { return cp.systemID != "" || cp.applied > 0 }
 
-const checkpointColumns = `slot_name, coalesce(system_identifier, ''), coalesce(timeline, 0), applied_lsn::text, watermark, epoch, coalesce(gap, ''), begin_anew`
+const checkpointColumns = `slot_name, coalesce(system_identifier, ''), coalesce(timeline, 0), applied_lsn::text, watermark, epoch, coalesce(gap, ''), begin_anew, coalesce(told_lsn, '0/0')::text`
 
 func scanCheckpoint(row pgx.Row) (checkpoint, error) {
 	var cp checkpoint
-	var lsn string
-	err := row.Scan(&cp.slot, &cp.systemID, &cp.timeline, &lsn, &cp.watermark, &cp.epoch, &cp.gap, &cp.anew)
+	var lsn, told string
+	err := row.Scan(&cp.slot, &cp.systemID, &cp.timeline, &lsn, &cp.watermark, &cp.epoch, &cp.gap, &cp.anew, &told)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return cp, &SetupError{Problem: "koldstore.checkpoint is empty", Hint: "restore its row from a backup, or remove the schema and run koldproxy migrate up"}
 	}
@@ -41,7 +42,11 @@ func scanCheckpoint(row pgx.Row) (checkpoint, error) {
 		}
 		return cp, fmt.Errorf("read the checkpoint: %w", err)
 	}
-	if cp.applied, err = koldproxy.ParseLSN(lsn); err != nil {
+	cp.applied, err = koldproxy.ParseLSN(lsn)
+	if err == nil {
+		cp.told, err = koldproxy.ParseLSN(told)
+	}
+	if err != nil {
 		return cp, fmt.Errorf("read the checkpoint: %w", err)
 	}
 	return cp, nil
@@ -86,6 +91,16 @@ func (cp *checkpoint) begin(ctx context.Context, conn *pgx.Conn, at koldproxy.LS
 		return errCheckpointMoved
 	}
 	cp.applied, cp.systemID, cp.timeline = max(cp.applied, at), systemID, timeline
+	return nil
+}
+
+// noteTold stores what the slot was told last; 0 means that an applier is running, which alone knows.
+func (cp *checkpoint) noteTold(ctx context.Context, conn *pgx.Conn, told koldproxy.LSN) error {
+	_, err := conn.Exec(ctx, `UPDATE koldstore.checkpoint SET told_lsn = nullif($1::text::pg_lsn, '0/0') WHERE epoch = $2`, told.String(), cp.epoch)
+	if err != nil {
+		return fmt.Errorf("note what the slot was told: %w", err)
+	}
+	cp.told = told
 	return nil
 }
 

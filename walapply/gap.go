@@ -66,12 +66,15 @@ func (a *Applier) remember(position koldproxy.LSN) {
 	a.told = remembered{epoch: a.status.Epoch, position: position}
 }
 
-// checkConfirmed notices a slot that has been replaced or advanced by somebody else: it confirms more than it was told. Only
-// this process knows what that was, and only while no other instance has led in between.
+// checkConfirmed notices a slot that has been replaced or advanced by somebody else: it confirms more than it was told. What that
+// was is known to this process, while no other instance has led in between, or noted by one that has stopped in order.
 func (a *Applier) checkConfirmed(cp *checkpoint, slot slotState) error {
 	a.mu.Lock()
 	told := a.told
 	a.mu.Unlock()
+	if cp.told > 0 {
+		told = remembered{epoch: cp.epoch, position: cp.told}
+	}
 	known := told.epoch > 0 && (told.epoch == cp.epoch || told.epoch+1 == cp.epoch)
 	if !known || !slot.exists || !cp.begun() || slot.confirmed <= max(told.position, cp.applied) {
 		return nil

@@ -133,6 +133,11 @@ func (s *session) prepare(ctx context.Context, wal *pgconn.PgConn) (slotState, t
 			return slot, 0, err
 		}
 	}
+	if s.cp.told > 0 {
+		if err := s.cp.noteTold(ctx, s.conn, 0); err != nil {
+			return slot, 0, err
+		}
+	}
 	if s.logEnd, err = logEnd(ctx, s.conn); err != nil {
 		return slot, 0, err
 	}
@@ -220,6 +225,13 @@ func (s *session) stream(parent context.Context, wal *pgconn.PgConn, slot slotSt
 	ack.sayGoodbye()
 	<-received
 	closePgConn(ctx, wal)
+	if parent.Err() != nil && !s.conn.IsClosed() && s.conn.PgConn().TxStatus() == 'I' {
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(parent), closeTimeout)
+		defer cancel()
+		if err := s.cp.noteTold(bounded, s.conn, ack.acknowledged()); err != nil {
+			s.a.log.Debug().Err(err).Msg("stopping")
+		}
+	}
 	if err == nil || parent.Err() != nil {
 		return parent.Err()
 	}

@@ -13,13 +13,16 @@ CREATE TABLE koldstore.checkpoint (
     applied_at        timestamptz,
     gap               text,
     gap_at            timestamptz,
-    begin_anew        boolean     NOT NULL DEFAULT false
+    begin_anew        boolean     NOT NULL DEFAULT false,
+    told_lsn          pg_lsn
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE koldstore.checkpoint IS
     'How far the applier is. One row, written in every apply transaction. applied_lsn is the end of the last applied commit, watermark the highest seq handed out, epoch grows with every change of leader.';
 
 COMMENT ON COLUMN koldstore.checkpoint.gap IS
     'Why changes may be missing between applied_lsn and the slot. While it is set nothing is applied (docs/operations.md, Gaps).';
+COMMENT ON COLUMN koldstore.checkpoint.told_lsn IS
+    'What the slot was told last, by an applier that has stopped in order; NULL while one is running. A slot that says more has been replaced.';
 COMMENT ON COLUMN koldstore.checkpoint.begin_anew IS
     'The gap is being closed: a new slot is being made, and feeds are compared with their tables from there on.';
 

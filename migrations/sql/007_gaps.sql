@@ -117,7 +117,7 @@ BEGIN
     END IF;
     INSERT INTO koldstore.gap AS g (noticed_at, reason, from_lsn, to_lsn, from_time, seq)
     VALUES (coalesce(c.gap_at, clock_timestamp()), coalesce(c.gap, 'asked for'), c.applied_lsn, at, c.applied_at, c.watermark) RETURNING g.gap_id INTO id;
-    UPDATE koldstore.checkpoint SET applied_lsn = at, system_identifier = system, timeline = line, gap = NULL, gap_at = NULL, begin_anew = false;
+    UPDATE koldstore.checkpoint SET applied_lsn = at, system_identifier = system, timeline = line, gap = NULL, gap_at = NULL, begin_anew = false, told_lsn = NULL;
     -- Partitions may have come and gone as well; everything is compared anyway.
     PERFORM koldstore.note_partitions(t.table_oid) FROM koldstore.published_table t;
     DELETE FROM koldstore.applied_shape;
