@@ -45,6 +45,11 @@
 // predicate's function was dropped, the primary key has changed, code takes too long again and again), the stream or mirror becomes broken with a reason, and the rest goes on. Everything
 // else (the connection, a deadlock) fails the batch, which is tried again as a whole.
 //
+// # Healing
+//
+// Where changes may have been missed (a gap, a table that was rewritten, partitions that came or went) a feed is compared with its
+// table, from a place in the log behind which nothing is missing: see healing in heal.go. Streams cannot be healed; they show a hole.
+//
 // # After a crash
 //
 // Everything that [Target] does is in the transaction that also moves the checkpoint, seeding pages included. The tail's

@@ -25,7 +25,7 @@ type shapeColumn struct {
 	Modifier int32  `json:"typmod"`
 }
 
-// agrees says whether a relation has exactly these columns. Types never change under a table that is captured.
+// agrees says whether a relation has exactly these columns.
 func (s shape) agrees(rel *koldproxy.Relation) bool {
 	return slices.EqualFunc(s, rel.Columns, func(c shapeColumn, r koldproxy.Column) bool { return c.Name == r.Name && c.TypeOID == r.TypeOID })
 }

@@ -45,11 +45,15 @@
 // Everything else is tried again with a growing pause, from the checkpoint, and shown in [Status]. What only an operator can
 // put right is a *[SetupError] with a hint. A slot that is gone, lost, replaced, older than the publication, or of another
 // server than the checkpoint is a gap: applying on would silently lose changes, and so would going on when the cause has
-// vanished, so it is written to koldstore.checkpoint and nothing is applied until somebody has begun anew
-// (docs/operations.md). [Inspect] shows all of it without an applier.
+// vanished. So it is written to koldstore.checkpoint, and then applying begins anew (anew.go): with a new slot, and in one transaction
+// with the note of what is missing, which makes the target compare feeds with their tables. With [OnGapStop] that waits for
+// koldstore.heal_gap(). [Inspect] shows all of it without an applier.
 //
 // The publication is compared with the tables that streams and feeds follow, at the beginning of each session and every few
-// seconds: what it does not cover is not in the stream, so streams and feeds of these tables are marked broken.
+// seconds: what it does not cover is not in the stream, so such a table is published again, with a marker from which on its feed is
+// healed; with [OnGapStop] its streams and feed are marked broken. Partitions are looked at in the same way.
+//
+// The server keeps its log for a slot that is behind, whatever that takes: retained.go warns, and gives the slot up at a limit.
 //
 // The apply session runs with synchronous_commit = local. A commit must be durable here before it is acknowledged; waiting
 // for standbys as well could mean waiting for our own walsender, which a synchronous_standby_names of * would count as one.

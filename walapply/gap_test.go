@@ -148,10 +148,10 @@ func TestSlotThatHoldsBackTooMuch(t *testing.T) {
 				}
 			}}
 			a := d.startStreaming(rec, func(c *walapply.Config) {
-				c.OnGap, c.WatchInterval, c.MaxRetainedBytes = onGap, 50*time.Millisecond, 8<<20
+				c.OnGap, c.WatchInterval, c.MaxRetainedBytes = onGap, 50*time.Millisecond, 4<<20
 			})
 			d.exec(`CREATE TABLE t (id int PRIMARY KEY, v text); SELECT koldstore.manage_table('t')`)
-			d.exec(`INSERT INTO t SELECT i, repeat(md5(i::text), 100) FROM generate_series(1, 5000) i`)
+			d.exec(`INSERT INTO t SELECT i, (SELECT string_agg(md5(i::text || j), '') FROM generate_series(1, 50) j) FROM generate_series(1, 5000) i`)
 			if onGap == walapply.OnGapStop {
 				d.awaitGap(a, "was given up")
 				d.await("the slot to go", func() bool {
@@ -163,7 +163,7 @@ func TestSlotThatHoldsBackTooMuch(t *testing.T) {
 				return query[bool](d, `SELECT EXISTS (SELECT FROM koldstore.gap WHERE reason LIKE '%was given up%')`)
 			})
 			close(blocked)
-			d.await("the log to be let go", func() bool { return a.Status().Streaming && a.Status().RetainedBytes < 8<<20 })
+			d.await("the log to be let go", func() bool { return a.Status().Streaming && a.Status().RetainedBytes < 4<<20 })
 		})
 	}
 }
