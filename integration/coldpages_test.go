@@ -150,8 +150,8 @@ func TestColdRowsAreForThoseWhoMayRead(t *testing.T) {
 	c.exec("SELECT koldstore.manage_table('secret')")
 	c.flush("secret")
 	su := w.connectAs(t, "postgres")
-	su.exec("CREATE ROLE spy; CREATE SCHEMA spying AUTHORIZATION spy; GRANT USAGE ON SCHEMA spying TO PUBLIC")
-	t.Cleanup(func() { su.exec("RESET ROLE; DROP SCHEMA spying CASCADE; DROP ROLE spy") })
+	su.exec("CREATE ROLE spy; CREATE SCHEMA spying AUTHORIZATION spy; GRANT USAGE ON SCHEMA spying TO PUBLIC; GRANT USAGE ON SCHEMA " + w.schema + " TO spy")
+	t.Cleanup(func() { su.exec("RESET ROLE; DROP OWNED BY spy CASCADE; DROP ROLE spy") })
 	su.exec("SET ROLE spy")
 	su.exec(`CREATE FUNCTION spying.look() RETURNS text LANGUAGE sql SECURITY DEFINER AS $$
 			SELECT coalesce(current_setting('koldstore.staged', true), '') || coalesce(koldstore.staged('{"kind": "cold_page"}')::text, '') || (SELECT count(*) FROM koldstore.stage_key) $$;

@@ -180,7 +180,7 @@ func TestClassify(t *testing.T) {
 		"SET TRANSACTION READ ONLY; SELECT changes_since()":                              {mayDemand: true, noPoint: true},
 		"DO $$ BEGIN COMMIT; PERFORM changes_since(); END $$":                            {mayDemand: true},
 		"DO $$ BEGIN COMMIT PERFORM changes_since() END $$":                              {mayDemand: true, alone: true},
-		"/* a /* b */ */ do $$ BEGIN changes_since() rollback$$":                         {mayDemand: true, alone: false},
+		"/* a /* b */ */ do $$ BEGIN changes_since() rollback$$":                         {mayDemand: true, alone: true},
 		"-- x\n call p(changes_since())":                                                 {mayDemand: true, alone: true},
 		"CALL koldstore.create_stream('changes_since')":                                  {mayDemand: true},
 		"DECLARE c CURSOR FOR SELECT changes_since()":                                    {mayDemand: true, cursor: "c"},
