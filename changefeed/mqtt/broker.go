@@ -53,6 +53,8 @@ type Broker struct {
 	serving      int
 	stopDispatch chan struct{}
 	dispatched   chan struct{}
+	stopWatch    context.CancelFunc
+	watched      chan struct{}
 }
 
 // sessionKey is who holds a session. The role is part of it: a client must not end another role's session by guessing its
@@ -266,6 +268,10 @@ func (b *Broker) beginServing() {
 	if b.serving == 1 {
 		b.stopDispatch, b.dispatched = make(chan struct{}), make(chan struct{})
 		go b.dispatch(b.stopDispatch, b.dispatched)
+		watching, cancel := context.WithCancel(context.Background())
+		b.watched = make(chan struct{})
+		b.stopWatch = cancel
+		go b.watchRights(watching, b.watched)
 	}
 }
 
@@ -277,6 +283,8 @@ func (b *Broker) endServing() {
 	if b.serving == 0 {
 		close(b.stopDispatch)
 		<-b.dispatched
+		b.stopWatch()
+		<-b.watched
 	}
 }
 

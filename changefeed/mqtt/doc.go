@@ -21,7 +21,8 @@
 // docs/decisions/0006-topic-grants.md. Every delivery is judged for the exact topic, whatever filter led to it, on an answer
 // of PostgreSQL that is at most [Config.RightsTTL] old. So a filter such as $stream/default/# may be subscribed to by anyone
 // and brings only what its role is granted, and a REVOKE ends delivery within that time. A subscription to an exact topic is
-// judged at once too and refused (0x80, in MQTT 5 0x87) if the role has no right to it. When PostgreSQL cannot be asked,
+// judged at once too and refused (0x80, in MQTT 5 0x87) if the role has no right to it; when the right is revoked later on,
+// or the stream is dropped, the client is disconnected within about that time, rather than left waiting. When PostgreSQL cannot be asked,
 // nothing is delivered.
 //
 // A filter that begins with a wildcard (#, +/…, $share/group/#) never matches a topic that begins with $. Clients may not

@@ -101,6 +101,26 @@ func (r *router) unsubscribe(s *session, filter string) {
 	clear(r.routes)
 }
 
+// exact are the sessions with a subscription to one stream topic, without a wildcard.
+func (r *router) exact() []exactSubscription {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	var list []exactSubscription
+	for s, subs := range r.sessions {
+		for filter, sub := range subs {
+			if _, _, kind := parseFilter(filter); kind == filterExact {
+				list = append(list, exactSubscription{s, sub.pattern})
+			}
+		}
+	}
+	return list
+}
+
+type exactSubscription struct {
+	session *session
+	topic   string
+}
+
 // filters is the number of subscriptions that a session would have after adding some.
 func (r *router) filters(s *session, added []string) int {
 	r.mu.RLock()

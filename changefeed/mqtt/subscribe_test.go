@@ -81,7 +81,7 @@ func TestRevocationEndsDelivery(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.RightsTTL = 200 * time.Millisecond })
 	user := w.role("reader", "a", "b")
 	c := login(t, w.addr, 5, user, password)
-	c.mustSubscribe(topicA, "$stream/default/b")
+	c.mustSubscribe("$stream/default/+")
 	arrives := func() bool { // whether a message of topic a comes before one of topic b that is published after it
 		w.broker.Publish(topicA, nil)
 		w.broker.Publish(topicB, nil)
@@ -110,6 +110,36 @@ func TestRevocationEndsDelivery(t *testing.T) {
 		eventually(t, "the message is judged", func() bool { return w.dropped(dropDenied) > denied || w.queuesAreEmpty() })
 		return w.dropped(dropDenied) > denied
 	})
+}
+
+// A client that has lost the right to a topic that it named is told so by the end of its connection, whether or not anything
+// is published; others go on.
+func TestRevocationEndsSubscriptions(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(c *Config) { c.RightsTTL = 200 * time.Millisecond })
+	user, other := w.role("reader", "a", "b"), w.role("other", "a")
+	old, new5, shared := login(t, w.addr, 4, user, password), login(t, w.addr, 5, user, password), login(t, w.addr, 5, user, password)
+	onB, stays := login(t, w.addr, 5, user, password), login(t, w.addr, 5, other, password)
+	for _, c := range []*client{old, new5, stays} {
+		c.mustSubscribe(topicA)
+	}
+	shared.mustSubscribe("$share/g/" + topicA)
+	onB.mustSubscribe(topicB)
+	w.exec("REVOKE SELECT ON source_a FROM " + user)
+	old.expectEnd()
+	for _, c := range []*client{new5, shared} {
+		if reason := c.expectEnd(); reason != packets.ErrNotAuthorized.Code {
+			t.Errorf("DISCONNECT %#x", reason)
+		}
+	}
+	w.broker.Publish(topicA, []byte("a"))
+	w.broker.Publish(topicB, []byte("b"))
+	if got := stays.next(); got != topicA+" a" {
+		t.Errorf("another role received %s", got)
+	}
+	if got := onB.next(); got != topicB+" b" {
+		t.Errorf("on another topic came %s", got)
+	}
 }
 
 // queuesAreEmpty tells whether everything published has been delivered or dropped.

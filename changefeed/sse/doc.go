@@ -2,7 +2,7 @@
 //
 //	GET /streams/<db>/<name>                (<schema>.<name> outside schema public)
 //
-// [Handler] is an http.Handler. Each event has the id and the JSON that live push has (see package mqtt). Unlike live push it
+// The path is the topic of live push without $stream, percent-encoded as in any URL. // [Handler] is an http.Handler. Each event has the id and the JSON that live push has (see package mqtt). Unlike live push it
 // loses nothing: every client is served from the stream's log, at its own pace. A client that reconnects sends the header
 // Last-Event-ID, as browsers do by themselves, and goes on behind that event. Without it, the parameter from says where to
 // begin: earliest, or an id; otherwise the first event is the next new one.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
@@ -52,7 +53,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// Handler serves GET /streams/{db}/{name}. It is also a changefeed.Publisher, which tells it that there is something new;
+// Handler serves the pattern GET /streams/{db}/{name} of an [http.ServeMux]; together the two are a topic. It is also a changefeed.Publisher, which tells it that there is something new;
 // where nobody tells it (another instance applies the changes) it finds out within [Config].Poll.
 type Handler struct {
 	cfg     Config
@@ -84,7 +85,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer h.clients.Add(-1)
-	topic := koldproxy.TopicRoot + strings.TrimPrefix(r.URL.EscapedPath(), "/streams")
+	topic := koldproxy.TopicRoot + "/" + r.PathValue("db") + "/" + r.PathValue("name")
 	database, schema, name, ok := koldproxy.ParseStreamTopic(topic)
 	user, status, err := h.login(r)
 	if err != nil {
@@ -133,7 +134,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // login checks HTTP Basic credentials. Its errors are for the client.
 func (h *Handler) login(r *http.Request) (user string, status int, err error) {
 	user, password, given := r.BasicAuth()
-	if !given || user == "" || password == "" {
+	// PostgreSQL cuts longer names off, and so would let in one name as another.
+	const longestName = 63
+	if !given || user == "" || password == "" || len(user) > longestName || !utf8.ValidString(user) || strings.ContainsRune(user+password, 0) {
 		return "", http.StatusUnauthorized, errors.New("user and password of a PostgreSQL role are needed")
 	}
 	select {

@@ -1,0 +1,340 @@
+package sse_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/rs/zerolog"
+
+	"github.com/koldproxy/koldproxy"
+	"github.com/koldproxy/koldproxy/changefeed/mqtt"
+	"github.com/koldproxy/koldproxy/changefeed/sse"
+	"github.com/koldproxy/koldproxy/internal/localpg"
+	"github.com/koldproxy/koldproxy/migrations"
+)
+
+type auth struct{ *mqtt.PostgresAuth }
+
+func (auth) Refused(err error) bool { return errors.Is(err, mqtt.ErrRefused) }
+
+const patience = 30 * time.Second
+
+// world is a handler in front of a database with the catalog. The log of stream s is written by the test itself.
+type world struct {
+	t       *testing.T
+	pool    *pgxpool.Pool
+	handler *sse.Handler
+	url     string
+	reader  string // a role that may subscribe
+	other   string // one that may not
+	seq     int64
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newWorld(t *testing.T, change ...func(*sse.Config)) *world {
+	t.Helper()
+	ctx := t.Context()
+	dsn := localpg.TestCluster(t).TestDatabase(t)
+	admin, err := pgx.Connect(ctx, dsn)
+	must(t, err)
+	defer admin.Close(context.Background())
+	must(t, migrations.Up(ctx, admin))
+	name := admin.Config().Database
+	w := &world{t: t, reader: "reader_" + name, other: "other_" + name}
+	w.pool, err = pgxpool.New(ctx, dsn)
+	must(t, err)
+	t.Cleanup(func() {
+		w.exec(fmt.Sprintf(`DROP OWNED BY %s, %[2]s CASCADE; DROP ROLE %[1]s, %[2]s`, w.reader, w.other))
+		w.pool.Close()
+	})
+	w.exec(fmt.Sprintf(`CREATE ROLE %s LOGIN PASSWORD 'pw'; CREATE ROLE %s LOGIN PASSWORD 'pw'`, w.reader, w.other))
+	w.exec(fmt.Sprintf(`SELECT pg_create_logical_replication_slot((SELECT slot_name FROM koldstore.checkpoint), 'pgoutput');
+		CREATE SCHEMA "Odd Schema"; CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY);
+		CALL koldstore.create_stream(NULL, 's', NULL, 't', 'true', options => '{"pre_image": "true"}');
+		CALL koldstore.create_stream('Odd Schema', 'a/b.c', NULL, 'u', 'true');
+		UPDATE koldstore.stream SET state = 'active'`))
+	for _, topic := range []string{w.topic(), koldproxy.StreamTopic(name, "Odd Schema", "a/b.c")} {
+		w.exec(fmt.Sprintf(`CALL koldstore.grant_subscribe(ARRAY['%s'], ARRAY['%s']::name[])`, topic, w.reader))
+	}
+	cfg := sse.DefaultConfig()
+	cfg.Poll, cfg.Heartbeat, cfg.PageRows = 100*time.Millisecond, 200*time.Millisecond, 3
+	for _, f := range change {
+		f(&cfg)
+	}
+	login, err := pgx.ParseConfig(dsn)
+	must(t, err)
+	pools := map[string]*pgxpool.Pool{name: w.pool}
+	w.handler = sse.New(cfg, auth{mqtt.NewPostgresAuth(login, pools)}, pools, zerolog.Nop())
+	mux := http.NewServeMux()
+	mux.Handle("GET /streams/{db}/{name}", w.handler)
+	server := httptest.NewServer(mux)
+	t.Cleanup(server.Close)
+	w.url = server.URL + "/streams" + strings.TrimPrefix(w.topic(), "$stream")
+	return w
+}
+
+func (w *world) topic() string {
+	return koldproxy.StreamTopic(strings.TrimPrefix(w.reader, "reader_"), "public", "s")
+}
+
+func (w *world) exec(sql string) {
+	w.t.Helper()
+	_, err := w.pool.Exec(context.Background(), sql)
+	must(w.t, err)
+}
+
+// write appends n events to the log, as the applier does, and returns their ids.
+func (w *world) write(n int) (ids []string) {
+	w.t.Helper()
+	for range n {
+		w.seq++
+		id := koldproxy.EventID(koldproxy.SeqAt(time.Now())+koldproxy.Seq(w.seq), 1)
+		_, err := w.pool.Exec(w.t.Context(), `INSERT INTO _stream_s (id, op, k, ts, doc, old) VALUES ($1, 'put', $2::text::jsonb, now(), '{"a": "line\nbreak"}', NULL)`, id, fmt.Sprint(w.seq))
+		must(w.t, err)
+		ids = append(ids, id)
+	}
+	w.handler.Publish(w.topic(), nil)
+	return ids
+}
+
+// stream is an open response.
+type stream struct {
+	t      *testing.T
+	lines  chan string
+	cancel context.CancelFunc
+}
+
+func (w *world) get(url, user, password, last string) *http.Response {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	w.t.Cleanup(cancel)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	must(w.t, err)
+	if user != "" {
+		r.SetBasicAuth(user, password)
+	}
+	if last != "" {
+		r.Header.Set("Last-Event-ID", last)
+	}
+	response, err := http.DefaultClient.Do(r) //nolint:bodyclose // the test's end does
+	must(w.t, err)
+	w.t.Cleanup(func() { response.Body.Close() })
+	return response
+}
+
+func (w *world) open(last string) *stream {
+	w.t.Helper()
+	response := w.get(w.url, w.reader, "pw", last) //nolint:bodyclose // get does
+	if response.StatusCode != http.StatusOK || response.Header.Get("Content-Type") != "text/event-stream" {
+		w.t.Fatalf("answer %s, %s", response.Status, response.Header.Get("Content-Type"))
+	}
+	s := &stream{t: w.t, lines: make(chan string, 10_000), cancel: func() { response.Body.Close() }}
+	go func() {
+		defer close(s.lines)
+		for scan := bufio.NewScanner(response.Body); scan.Scan(); {
+			s.lines <- scan.Text()
+		}
+	}()
+	s.expectLine(": ready")
+	return s
+}
+
+func (s *stream) line() string {
+	s.t.Helper()
+	for {
+		select {
+		case line, ok := <-s.lines:
+			if !ok {
+				return "EOF"
+			}
+			if line != "" {
+				return line
+			}
+		case <-time.After(patience):
+			s.t.Fatal("nothing comes")
+		}
+	}
+}
+
+func (s *stream) expectLine(want string) {
+	s.t.Helper()
+	if got := s.line(); got != want {
+		s.t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// event skips heartbeats.
+func (s *stream) event() (id string, data map[string]any) {
+	s.t.Helper()
+	line := s.line()
+	for strings.HasPrefix(line, ":") {
+		line = s.line()
+	}
+	id, found := strings.CutPrefix(line, "id: ")
+	if !found {
+		s.t.Fatalf("got %q", line)
+	}
+	text, _ := strings.CutPrefix(s.line(), "data: ")
+	must(s.t, json.Unmarshal([]byte(text), &data))
+	if data["id"] != id {
+		s.t.Errorf("event %s says it is %v", id, data["id"])
+	}
+	return id, data
+}
+
+func (s *stream) expectEvents(ids []string) {
+	s.t.Helper()
+	for _, want := range ids {
+		if got, _ := s.event(); got != want {
+			s.t.Fatalf("got event %s, want %s", got, want)
+		}
+	}
+}
+
+// A client sees every event once, in order: from now on, behind any id, from the beginning, and after it was away.
+func TestEvents(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	before := w.write(7)
+	now := w.open("")
+	replay := w.open(before[1])
+	replay.expectEvents(before[2:])
+	after := w.write(8)
+	now.expectEvents(after)
+	replay.expectEvents(after)
+	replay.cancel()
+	more := w.write(4)
+	w.open(after[7]).expectEvents(more)
+	now.expectEvents(more)
+	all := append(append(before, after...), more...)
+	response := w.get(w.url+"?from=earliest", w.reader, "pw", "") //nolint:bodyclose // get does
+	count := 0
+	for scan := bufio.NewScanner(response.Body); count < len(all) && scan.Scan(); {
+		if id, found := strings.CutPrefix(scan.Text(), "id: "); found {
+			if id != all[count] {
+				t.Fatalf("event %d is %s, want %s", count, id, all[count])
+			}
+			count++
+		}
+	}
+	if n := w.handler.Consumers(w.topic()); n < 2 {
+		t.Errorf("%d consumers", n)
+	}
+	w.exec(`INSERT INTO _stream_s (id, op, k, ts, doc, old) VALUES ('` + koldproxy.EventID(koldproxy.SeqAt(time.Now())+1<<20, 1) + `', 'exit', '"x"', '2030-01-01 00:00:00.5+00', NULL, '{"b": 1}')`)
+	_, data := now.event() // nobody said anything: it is found by looking
+	if text := fmt.Sprint(data["op"], data["k"], data["doc"], data["old"], data["prev"]); text != fmt.Sprint("exit", "x", nil, map[string]any{"b": 1.0}, more[3]) {
+		t.Errorf("the event is %s", text)
+	}
+}
+
+// Who misses something is told; expired events are not served.
+func TestGap(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ids := w.write(3)
+	w.exec(`CALL koldstore.alter_stream(NULL, 's', '{"retention": "1h"}'); UPDATE _stream_s SET ts = ts - interval '2 h' WHERE k IN ('1', '2')`)
+	response := w.get(w.url, w.reader, "pw", ids[0]) //nolint:bodyclose // get does
+	scan := bufio.NewScanner(response.Body)
+	var lines []string
+	for len(lines) < 3 && scan.Scan() {
+		if scan.Text() != "" {
+			lines = append(lines, scan.Text())
+		}
+	}
+	if want := []string{"event: gap", fmt.Sprintf(`data: {"floor":%q}`, ids[1]), "id: " + ids[2]}; strings.Join(lines, "\n") != strings.Join(want, "\n") {
+		t.Errorf("got %q, want %q", lines, want)
+	}
+}
+
+// Login and rights are PostgreSQL's; a right that is revoked, and a stream that is dropped, end the response.
+func TestRights(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, c := range []struct {
+		url, user, password, last string
+		status                    int
+	}{
+		{w.url, "", "", "", 401},
+		{w.url, w.reader, "wrong", "", 401},
+		{w.url, w.reader, "", "", 401},
+		{w.url, w.reader + strings.Repeat("x", 60), "pw", "", 401},
+		{w.url, w.other, "pw", "", 403},
+		{w.url + "x", w.reader, "pw", "", 403},
+		{strings.Replace(w.url, "/streams/", "/streams/other", 1), w.reader, "pw", "", 403},
+		{w.url, w.reader, "pw", "'; DROP TABLE t", 400},
+		{strings.TrimSuffix(w.url, "s") + "Odd%20Schema.a%252Fb%252Ec", w.reader, "pw", "", 200},
+		{strings.TrimSuffix(w.url, "s") + "Odd%20Schema.a%2Fb%2Ec", w.reader, "pw", "", 403},
+	} {
+		response := w.get(c.url, c.user, c.password, c.last) //nolint:bodyclose // get does
+		if response.StatusCode != c.status {
+			t.Errorf("%s as %q: %s, want %d", c.url, c.user, response.Status, c.status)
+		}
+		if (response.Header.Get("WWW-Authenticate") != "") != (c.status == 401) {
+			t.Errorf("%s as %q: WWW-Authenticate %q", c.url, c.user, response.Header.Get("WWW-Authenticate"))
+		}
+	}
+	ended := func(s *stream, reason string) {
+		t.Helper()
+		for line := s.line(); line != "event: end"; line = s.line() {
+			if !strings.HasPrefix(line, ":") {
+				t.Fatalf("got %q", line)
+			}
+		}
+		s.expectLine(fmt.Sprintf(`data: {"reason":%q}`, reason))
+		s.expectLine("EOF")
+	}
+	s := w.open("")
+	w.exec(fmt.Sprintf(`CALL koldstore.revoke_subscribe(ARRAY['%s'], ARRAY['%s']::name[])`, w.topic(), w.reader))
+	ended(s, "permission denied")
+}
+
+// One client that does not read, and many that do, leave each other alone.
+func TestStuckClient(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(c *sse.Config) { c.WriteTimeout = 300 * time.Millisecond; c.PageRows = 100 })
+	w.exec(`INSERT INTO _stream_s (id, op, k, ts, doc) SELECT koldstore.event_id(koldstore.seq_at(now()) + g, '0/1'), 'put', to_jsonb(g), now(), jsonb_build_object('x', repeat(md5(g::text), 4000)) FROM generate_series(1, 300) g`)
+	address, path, _ := strings.Cut(strings.TrimPrefix(w.url, "http://"), "/")
+	stuck, err := net.Dial("tcp", address)
+	must(t, err)
+	defer stuck.Close()
+	must(t, stuck.(*net.TCPConn).SetReadBuffer(4096))
+	request := httptest.NewRequest(http.MethodGet, "/"+path+"?from=earliest", nil)
+	request.SetBasicAuth(w.reader, "pw")
+	must(t, request.Write(stuck)) // and nothing is ever read
+	live := w.open("")
+	live.expectEvents(w.write(5))
+	deadline := time.Now().Add(patience)
+	for w.handler.Consumers(w.topic()) > 1 {
+		if time.Now().After(deadline) {
+			t.Fatal("a client that takes nothing stays")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	live.expectEvents(w.write(5))
+}
+
+func TestTooManyClients(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(c *sse.Config) { c.MaxClients = 1 })
+	w.open("")
+	if response := w.get(w.url, w.reader, "pw", ""); response.StatusCode != http.StatusServiceUnavailable { //nolint:bodyclose // get does
+		t.Errorf("the second client: %s", response.Status)
+	}
+}
