@@ -199,7 +199,7 @@ func TestCreateStreamRefusals(t *testing.T) {
 		refused(t, su, c.code, c.text, c.sql)
 	}
 	exec(t, su, `INSERT INTO t VALUES (1, 2)`)
-	exec(t, su, call("s", "t", "v > 1", `{"start": "earliest"}`))
+	exec(t, su, `SELECT; `+call("s", "t", "v > 1", `{"start": "earliest"}`))
 	refused(t, su, "42710", "already exists", call("s", "t", "v > 1", "{}"))
 	exec(t, su, `CALL koldstore.create_stream(NULL, 's', NULL, 't', 'v > 1', if_not_exists => true)`)
 	exec(t, su, `CALL koldstore.drop_stream(NULL, 'nothere', if_exists => true)`)
@@ -227,7 +227,7 @@ func TestLogIsReadOnly(t *testing.T) {
 	owner := as("owner")
 	exec(t, su, fmt.Sprintf(`ALTER SCHEMA public OWNER TO %q`, value[string](t, owner, `SELECT current_user`)))
 	exec(t, owner, `CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t SELECT g, g FROM generate_series(1, 5) g`)
-	exec(t, owner, `CALL koldstore.create_stream(NULL, 's', NULL, 't', 't.v > 2', options => '{"start": "earliest"}')`)
+	exec(t, owner, `SELECT; CALL koldstore.create_stream(NULL, 's', NULL, 't', 't.v > 2', options => '{"start": "earliest"}')`)
 	if got := value[int](t, owner, `SELECT count(*) FROM _stream_s`); got != 3 {
 		t.Fatalf("backfill of three matching rows gave %d events", got)
 	}
@@ -256,13 +256,28 @@ func TestLogIsReadOnly(t *testing.T) {
 		`DROP POLICY koldproxy_readers ON _stream_s`,
 		`CREATE RULE r AS ON INSERT TO _stream_s DO INSTEAD NOTHING`,
 		`DROP SCHEMA public CASCADE`,
+		`CREATE TABLE mine PARTITION OF _stream_s FOR VALUES FROM ('9') TO ('99')`,
 	} {
 		refused(t, su, "42809", "log of a stream", sql)
 	}
+	// What holds for the log holds for its partitions.
+	part := value[string](t, su, `SELECT part::regclass FROM koldstore.log_partitions('_stream_s'::regclass)`)
+	for _, sql := range []string{
+		`INSERT INTO %s (id, op, k, ts) VALUES ('0', 'put', '1', now())`, `UPDATE %s SET op = 'put'`, `DELETE FROM %s`, `TRUNCATE %s`, `DROP TABLE %s`,
+		`ALTER TABLE %s DISABLE TRIGGER koldproxy_guard`, `ALTER TABLE %s RENAME TO mine`, `ALTER TABLE %s SET SCHEMA public`,
+		`ALTER TABLE _stream_s DETACH PARTITION %s`, `DROP TRIGGER koldproxy_guard ON %s`,
+	} {
+		refused(t, su, "42809", "", fmt.Sprintf(sql, part))
+	}
+	refused(t, owner, "42501", "permission denied", `SELECT * FROM `+part)
 	// The predicate's column cannot go away unnoticed; a rename follows.
 	refused(t, owner, "2BP01", "", `ALTER TABLE t DROP COLUMN v`)
 	refused(t, owner, "0A000", "", `ALTER TABLE t ALTER v TYPE text`)
-	exec(t, owner, `ALTER TABLE t RENAME v TO w`)
+	exec(t, owner, `ALTER TABLE t RENAME v TO w; ALTER TABLE t RENAME TO r`)
+	if got := value[string](t, owner, `SELECT "table" || ': ' || predicate FROM koldstore.show_streams()`); got != "r: (w > 2)" {
+		t.Errorf("SHOW STREAMS after the renames: %s", got)
+	}
+	exec(t, owner, `ALTER TABLE r RENAME TO t`)
 	exec(t, owner, `ALTER TABLE t ADD extra int; ALTER TABLE t DROP extra`)
 	exec(t, owner, `DROP TABLE t CASCADE`)
 	if got := value[string](t, su, `SELECT state || ': ' || reason FROM koldstore.stream`); got != "broken: its table was dropped" {

@@ -635,8 +635,18 @@ CREATE FUNCTION koldstore.do_cancel_job(requester name, args jsonb) RETURNS json
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
+    id   uuid := (args ->> 'job_id')::uuid;
     done bigint;
 BEGIN
+    -- A stream is not there before its backfill is done.
+    PERFORM koldstore.do_drop_stream(requester, pg_catalog.jsonb_build_object('schema', s.schema_name, 'name', s.name))
+    FROM koldstore.stream s WHERE s.seed_job = id AND s.state IN ('pending', 'seeding') AND koldstore.is_owner(requester, s.table_oid);
+    IF FOUND THEN
+        RETURN '{"ok": true}';
+    END IF;
+    -- The feed first: whoever copies a page has locked it, and then writes to the job.
+    UPDATE koldstore.managed_table t SET state = 'broken', reason = 'copying its rows was cancelled'
+    WHERE t.seed_job = id AND t.state IN ('pending', 'seeding', 'healing') AND koldstore.is_owner(requester, t.table_oid);
     UPDATE koldstore.job j SET status = 'cancelled', ended_at = pg_catalog.clock_timestamp()
     WHERE j.job_id = id AND koldstore.is_owner(requester, j.table_oid)
       AND (j.job_type = 'flush' AND j.status = 'queued' OR j.job_type IN ('seed', 'heal') AND j.status IN ('queued', 'running'));
@@ -659,6 +669,8 @@ DECLARE
     target     pg_lsn := pg_catalog.pg_current_wal_insert_lsn();
     writer     interval := 3 * pg_catalog.current_setting('wal_writer_delay')::interval;
     s          record;
+    gap        text;
+    closing    boolean;
     idle_since timestamptz;
     pause      float8 := 0.0005;
 BEGIN
@@ -687,6 +699,11 @@ BEGIN
         ELSE
             idle_since := coalesce(idle_since, pg_catalog.clock_timestamp());
             IF pg_catalog.clock_timestamp() > idle_since + interval '10 s' THEN
+                IF s IS NULL THEN
+                    RAISE EXCEPTION 'changes of database "%" are not being applied', pg_catalog.current_database() USING ERRCODE = '55000',
+                        DETAIL = pg_catalog.format('This database has no replication slot "%s".', slot),
+                        HINT = 'koldproxy makes it when it first starts on a database; if it had one, see docs/operations.md about gaps.';
+                END IF;
                 RAISE EXCEPTION 'no applier is running on database "%"', pg_catalog.current_database() USING ERRCODE = '55000',
                     DETAIL = pg_catalog.format('Nobody has been reading the replication slot "%s" for 10 seconds.', slot),
                     HINT = 'Start koldproxy, or see its log.';
@@ -706,6 +723,16 @@ BEGIN
     RETURN after - before;
 END $$;
 
+-- gaps says how many holes there were, which one was the last, and how many feeds are still being compared with their tables.
+CREATE FUNCTION koldstore.gaps() RETURNS jsonb
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT pg_catalog.jsonb_build_object('count', count(*),
+        'last', (pg_catalog.array_agg(pg_catalog.to_jsonb(g) - 'gap_id' ORDER BY g.gap_id DESC))[1],
+        'healing', (SELECT count(*) FROM koldstore.job j WHERE j.job_type = 'heal' AND j.status IN ('queued', 'running')))
+    FROM koldstore.gap g;
+END;
+
 CREATE FUNCTION koldstore.async_mirror_status() RETURNS jsonb
 LANGUAGE sql STABLE
 BEGIN ATOMIC
@@ -724,15 +751,6 @@ DECLARE
     m      koldstore.managed_table;
     live   bigint;
     dead   bigint;
-    -- A stream is not there before its backfill is done.
-    PERFORM koldstore.do_drop_stream(requester, pg_catalog.jsonb_build_object('schema', s.schema_name, 'name', s.name))
-    FROM koldstore.stream s WHERE s.seed_job = id AND s.state IN ('pending', 'seeding') AND koldstore.is_owner(requester, s.table_oid);
-    IF FOUND THEN
-        RETURN '{"ok": true}';
-    END IF;
-    -- The feed first: whoever copies a page has locked it, and then writes to the job.
-    UPDATE koldstore.managed_table t SET state = 'broken', reason = 'copying its rows was cancelled'
-    WHERE t.seed_job = id AND t.state IN ('pending', 'seeding', 'healing') AND koldstore.is_owner(requester, t.table_oid);
     cold   record;
 BEGIN
     PERFORM koldstore.assert_readable(table_name);
@@ -754,8 +772,6 @@ BEGIN
         'quarantined', (SELECT count(*) FROM koldstore.quarantine q WHERE q.table_oid = table_name AND q.stream_id IS NULL),
         'jobs', koldstore.list_jobs('["queued", "running"]', NULL, table_name), 'mirror_status', koldstore.async_mirror_status());
 END $$;
-    gap        text;
-    closing    boolean;
 
 ---- create above / drop below ----
 
@@ -765,19 +781,5 @@ DROP FUNCTION koldstore.table_status, koldstore.async_mirror_status, koldstore.g
     koldstore.do_set_table_auto_flush, koldstore.set_table_auto_flush, koldstore.do_set_retention, koldstore.set_retention,
     koldstore.do_unmanage_table, koldstore.managed, koldstore.unmanage_table, koldstore.free_name, koldstore.do_manage_table, koldstore.base_type,
     koldstore.check_feed_options, koldstore.manage_table;
-                IF s IS NULL THEN
-                    RAISE EXCEPTION 'changes of database "%" are not being applied', pg_catalog.current_database() USING ERRCODE = '55000',
-                        DETAIL = pg_catalog.format('This database has no replication slot "%s".', slot),
-                        HINT = 'koldproxy makes it when it first starts on a database; if it had one, see docs/operations.md about gaps.';
-                END IF;
--- gaps says how many holes there were, which one was the last, and how many feeds are still being compared with their tables.
-CREATE FUNCTION koldstore.gaps() RETURNS jsonb
-LANGUAGE sql STABLE
-BEGIN ATOMIC
-    SELECT pg_catalog.jsonb_build_object('count', count(*),
-        'last', (pg_catalog.array_agg(pg_catalog.to_jsonb(g) - 'gap_id' ORDER BY g.gap_id DESC))[1],
-        'healing', (SELECT count(*) FROM koldstore.job j WHERE j.job_type = 'heal' AND j.status IN ('queued', 'running')))
-    FROM koldstore.gap g;
-END;
 DROP VIEW koldstore.stage_key;
 DROP TABLE koldstore.stage_secret;

@@ -246,6 +246,15 @@ BEGIN
     PERFORM koldstore.hand_over(fn, owner);
     EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO CURRENT_USER, koldproxy_eval', fn);
 
+    -- For SHOW STREAMS alone: it is written out with today's names. The alias is what PostgreSQL may put in front of columns; a
+    -- predicate about the row as a whole needs the table's name in its place.
+    BEGIN
+        EXECUTE pg_catalog.format('CREATE VIEW koldstore.%I AS SELECT (%s) AS predicate FROM %s AS _ks_when', 'when_' || id, judged, source);
+    EXCEPTION WHEN undefined_table THEN
+        EXECUTE pg_catalog.format('CREATE VIEW koldstore.%I AS SELECT (%s) AS predicate FROM %s AS %I', 'when_' || id, judged, source,
+            (SELECT c.relname FROM pg_catalog.pg_class c WHERE c.oid = rel));
+    END;
+
     IF earliest AND NOT later THEN
         IF pg_catalog.current_setting('transaction_isolation') <> 'read committed' THEN
             RAISE EXCEPTION 'start = ''earliest'' needs READ COMMITTED' USING ERRCODE = '0A000',
@@ -355,6 +364,7 @@ BEGIN
     IF EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.oid = s.predicate_fn) THEN
         EXECUTE pg_catalog.format('DROP FUNCTION %s', s.predicate_fn::regprocedure);
     END IF;
+    EXECUTE pg_catalog.format('DROP VIEW IF EXISTS koldstore.%I', 'when_' || s.stream_id);
     EXECUTE pg_catalog.format('DROP FUNCTION IF EXISTS koldstore.%I(text[], bigint)', 'reader_' || s.stream_id);
     UPDATE koldstore.job j SET status = 'cancelled', ended_at = pg_catalog.clock_timestamp()
     WHERE j.job_id = s.seed_job AND j.status IN ('queued', 'running');
@@ -364,6 +374,14 @@ BEGIN
     RETURN pg_catalog.jsonb_build_object('stream_id', s.stream_id);
 END $$;
 
+-- shown_predicate is a stream's predicate with today's names of columns: PostgreSQL writes out a view's definition anew each time.
+CREATE FUNCTION koldstore.shown_predicate(stream bigint, stored text) RETURNS text
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT coalesce((SELECT pg_catalog.replace(pg_catalog.substring(pg_catalog.pg_get_viewdef(c.oid), '^\s*SELECT (.*) AS predicate\s+FROM '), '_ks_when.', '')
+                     FROM pg_catalog.pg_class c WHERE c.relnamespace = 'koldstore'::pg_catalog.regnamespace AND c.relname = 'when_' || stream AND c.relkind = 'v'), stored);
+END;
+
 -- show_streams is what SHOW STREAMS becomes; live is what the koldproxy instance at hand knows about consumers and lag:
 -- {"schema.stream": {"consumers": n, "lag": n}}.
 CREATE FUNCTION koldstore.show_streams(live jsonb DEFAULT '{}')
@@ -372,7 +390,7 @@ LANGUAGE sql STABLE
 BEGIN ATOMIC
     SELECT CASE WHEN s.schema_name = ANY (pg_catalog.current_schemas(false)) THEN pg_catalog.quote_ident(s.name)
                 ELSE pg_catalog.quote_ident(s.schema_name) || '.' || pg_catalog.quote_ident(s.name) END,
-           s.table_oid::regclass::text, s.predicate,
+           s.table_oid::regclass::text, koldstore.shown_predicate(s.stream_id, s.predicate),
            coalesce((l.entry ->> 'consumers')::integer, 0), (l.entry ->> 'lag')::bigint,
            -- A hole shows until retention has passed it.
            CASE WHEN s.state = 'active' AND s.gap IS NOT NULL AND (s.floor IS NULL OR s.gap ->> 'after' IS NULL OR s.floor < s.gap ->> 'after') THEN 'gap' ELSE s.state END,
@@ -651,7 +669,7 @@ BEGIN
         PERFORM koldstore.do_drop_stream(current_user, pg_catalog.jsonb_build_object('schema', s.schema_name, 'name', s.name));
     END LOOP;
 END $$;
-DROP FUNCTION koldstore.find_stream, koldstore.refuse_function_ddl, koldstore.refuse_publication_ddl, koldstore.note_altered, koldstore.retyped, koldstore.expired, koldstore.note_dropped, koldstore.is_log, koldstore.is_log_partition, koldstore.refuse_ddl, koldstore.is_service_role, koldstore.stream_floor, koldstore.show_streams,
+DROP FUNCTION koldstore.find_stream, koldstore.refuse_function_ddl, koldstore.refuse_publication_ddl, koldstore.note_altered, koldstore.retyped, koldstore.expired, koldstore.note_dropped, koldstore.is_log, koldstore.is_log_partition, koldstore.refuse_ddl, koldstore.is_service_role, koldstore.stream_floor, koldstore.show_streams, koldstore.shown_predicate,
     koldstore.do_drop_stream, koldstore.do_create_stream, koldstore.check_stream_options, koldstore.retained, koldstore.parse_retention,
     koldstore.schema_of_stream, koldstore.stream_exists;
 DROP PROCEDURE koldstore.drop_stream, koldstore.create_stream;
