@@ -18,7 +18,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 	"github.com/rs/zerolog"
 
-	"github.com/koldproxy/koldproxy/proxy"
+	"github.com/koldproxy/koldproxy/changefeed"
 	"github.com/koldproxy/koldproxy/walapply"
 )
 
@@ -41,6 +41,21 @@ type config struct {
 		BatchBytes int `toml:"batch_bytes"`
 		// Linger is how long a source transaction may wait for company while more is arriving.
 		Linger duration `toml:"linger"`
+		// QueueBytes is how much may be received while a batch is being applied; the server waits beyond it.
+		QueueBytes int `toml:"queue_bytes"`
+		// LockWait is how long sessions may keep the applier waiting for a lock on what belongs to koldproxy before they are
+		// terminated; 0 for ever.
+		LockWait duration `toml:"lock_wait"`
+		// EvalTimeout is how long code of users (predicates, checks of domains) may take over a row before the row counts as
+		// one that cannot be evaluated.
+		EvalTimeout duration `toml:"eval_timeout"`
+		// OnGap is heal (changes that may be missing are made up for: feeds are compared with their tables, streams show a hole)
+		// or stop (nothing is applied until koldstore.heal_gap() is called).
+		OnGap string `toml:"on_gap"`
+		// WarnRetained is how much write-ahead log, in MiB, the slot may hold back before koldproxy warns; 0 never does.
+		// MaxRetained is where it gives the slot up, which is a gap, rather than fill the disk; 0 never does.
+		WarnRetained int `toml:"warn_retained_mib"`
+		MaxRetained  int `toml:"max_retained_mib"`
 	} `toml:"apply"`
 	Cold struct {
 		// URL is where segments of the storage named default are kept: file:///absolute/path, s3://bucket/prefix, gs://bucket/prefix or
@@ -56,15 +71,15 @@ type config struct {
 		// TTLReclaimIntervalSecs is the time in seconds between two retention sweeps; 0 turns the sweep off.
 		TTLReclaimIntervalSecs int `toml:"ttl_reclaim_interval_secs"`
 	} `toml:"storage"`
-	MQTT struct {
-		// Enabled turns the embedded broker on.
-		Enabled bool `toml:"enabled"`
-		// Listen is the broker's host:port.
-		Listen string `toml:"listen"`
-	} `toml:"mqtt"`
+	MQTT mqttSection `toml:"mqtt"`
 	HTTP struct {
-		// Listen is the host:port of /metrics, /healthz and /readyz. Empty turns it off.
+		// Listen is the host:port of /metrics, /healthz, /readyz, /streams/ (server-sent events) and the status page. Empty turns it off.
 		Listen string `toml:"listen"`
+		// TokenFile is a file with what readers of the status page have to show. Without it, only clients of a loopback
+		// address may look, and values of rows are left out.
+		TokenFile string `toml:"token_file"`
+		// Pprof serves Go's profiler at /debug/pprof/, to those who may look at the status page.
+		Pprof bool `toml:"pprof"`
 	} `toml:"http"`
 	Log struct {
 		// Level is one of debug, info, warn, error.
@@ -83,9 +98,13 @@ func defaultConfig() *config {
 	c.Apply.BatchRows = ac.BatchRows
 	c.Apply.BatchBytes = ac.BatchBytes
 	c.Apply.Linger = duration(ac.Linger)
+	c.Apply.QueueBytes, c.Apply.LockWait = ac.QueueBytes, duration(ac.LockWait)
+	c.Apply.EvalTimeout = duration(changefeed.DefaultConfig("").EvalTimeout)
+	c.Apply.OnGap = ac.OnGap
+	c.Apply.WarnRetained, c.Apply.MaxRetained = int(ac.WarnRetainedBytes>>20), int(ac.MaxRetainedBytes>>20)
 	c.Cold.URL = "file:///var/lib/koldproxy/cold"
 	c.Storage.TTLReclaimIntervalSecs = 900
-	c.MQTT.Listen = ":1883"
+	c.MQTT = defaultMQTTSection()
 	c.HTTP.Listen = "127.0.0.1:9632"
 	c.Log.Level = "info"
 	for _, f := range c.fields() {
@@ -209,6 +228,9 @@ func (c *config) validate() error {
 		bad("postgres.dsn", "%v", err)
 	} else {
 		errs = append(errs, c.proxyConfig(pg).Validate(), c.applyConfig(c.Postgres.DSN).Validate())
+		if low := 10 * time.Millisecond; time.Duration(c.Apply.EvalTimeout) < low {
+			errs = append(errs, fmt.Errorf("apply.eval_timeout: want at least %v, not %v", low, time.Duration(c.Apply.EvalTimeout)))
+		}
 	}
 	if len(c.Postgres.Databases) == 0 {
 		bad("postgres.databases", "names no database")
@@ -236,11 +258,12 @@ func (c *config) validate() error {
 	if c.Storage.TTLReclaimIntervalSecs < 0 {
 		bad("storage.ttl_reclaim_interval_secs", "is negative; 0 turns the sweep off")
 	}
-	if c.MQTT.Enabled {
-		checkHostPort(bad, "mqtt.listen", c.MQTT.Listen)
-	}
+	c.MQTT.validate(bad)
 	if c.HTTP.Listen != "" {
 		checkHostPort(bad, "http.listen", c.HTTP.Listen)
+	}
+	if _, err := c.httpToken(); err != nil {
+		bad("http.token_file", "%v", err)
 	}
 	if _, err := zerolog.ParseLevel(c.Log.Level); err != nil || c.Log.Level == "" {
 		bad("log.level", "%q is none of debug, info, warn, error", c.Log.Level)
@@ -336,6 +359,8 @@ func (c *config) pgxConfigWith(changes map[string]string) (*pgx.ConnConfig, erro
 func (c *config) applyConfig(dsn string) walapply.Config {
 	ac := walapply.DefaultConfig(dsn)
 	ac.BatchRows, ac.BatchBytes, ac.Linger = c.Apply.BatchRows, c.Apply.BatchBytes, time.Duration(c.Apply.Linger)
+	ac.QueueBytes, ac.LockWait = c.Apply.QueueBytes, time.Duration(c.Apply.LockWait)
+	ac.OnGap, ac.WarnRetainedBytes, ac.MaxRetainedBytes = c.Apply.OnGap, int64(c.Apply.WarnRetained)<<20, int64(c.Apply.MaxRetained)<<20
 	return ac
 }
 

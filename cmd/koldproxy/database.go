@@ -92,6 +92,7 @@ func (db *database) wire(bucket coldstore.Bucket, publisher changefeed.Publisher
 	db.fulfiller = changefeed.NewFulfiller(func(string) (*pgxpool.Pool, bool) { return db.pool, true }, coldPages{db.cold}, log, metrics)
 
 	tc := changefeed.DefaultConfig(db.name)
+	tc.EvalTimeout = time.Duration(db.cfg.Apply.EvalTimeout)
 	tc.DSN = db.dsn
 	tc.Cold = coldPages{db.cold}
 	tc.Committed = db.tail.Wake
@@ -245,12 +246,6 @@ func (all databases) StreamStats(name string) json.RawMessage {
 	}
 	return json.RawMessage("{}")
 }
-
-// nobody receives live events where the broker is turned off; the tail still sends notifications.
-type nobody struct{}
-
-func (nobody) Publish(string, []byte) {}
-func (nobody) Consumers(string) int   { return 0 }
 
 // readyPoll is how often readiness is looked at while starting.
 const readyPoll = 20 * time.Millisecond

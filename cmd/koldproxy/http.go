@@ -5,15 +5,28 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/koldproxy/koldproxy/statuspage"
 )
 
-// newHTTPServer serves /metrics, /healthz (the process works) and /readyz (ready says nil; its error is the body otherwise).
-func newHTTPServer(gatherer prometheus.Gatherer, ready func() error) *http.Server {
+// newHTTPServer serves /metrics, /healthz (the process works), /readyz (ready says nil; its error is the body otherwise), events of
+// streams, and page everywhere else. With profiles, those who may see the page find Go's profiler at /debug/pprof/.
+func newHTTPServer(gatherer prometheus.Gatherer, ready func() error, page *statuspage.Page, events http.Handler, profiles bool) *http.Server {
 	mux := http.NewServeMux()
+	mux.Handle("GET /streams/{db}/{name}", events)
+	mux.Handle("/", page)
+	if profiles {
+		for path, h := range map[string]http.HandlerFunc{
+			"": pprof.Index, "cmdline": pprof.Cmdline, "symbol": pprof.Symbol, "profile": unhurried(pprof.Profile), "trace": unhurried(pprof.Trace),
+		} {
+			mux.Handle("GET /debug/pprof/"+path, page.Guard(h))
+		}
+	}
 	mux.Handle("GET /metrics", promhttp.HandlerFor(gatherer, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
@@ -30,6 +43,14 @@ func newHTTPServer(gatherer prometheus.Gatherer, ready func() error) *http.Serve
 		WriteTimeout:      30 * time.Second,
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
+	}
+}
+
+// unhurried lets a handler write for longer than the server's limit: a profile takes as long as it is asked to.
+func unhurried(h http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // a profile that is cut short says so itself
+		h(w, r)
 	}
 }
 

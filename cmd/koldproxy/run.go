@@ -6,14 +6,15 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/rs/zerolog"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/koldproxy/koldproxy/changefeed"
 	"github.com/koldproxy/koldproxy/changefeed/mqtt"
+	"github.com/koldproxy/koldproxy/changefeed/sse"
 	"github.com/koldproxy/koldproxy/coldstore"
 	"github.com/koldproxy/koldproxy/proxy"
 )
@@ -27,8 +28,8 @@ type endpoints struct {
 
 // listeners are the open sockets of one koldproxy.
 type listeners struct {
-	proxy      []net.Listener
-	mqtt, http net.Listener
+	proxy, mqtt []net.Listener
+	http        net.Listener
 }
 
 // service is one koldproxy in front of one server.
@@ -40,7 +41,9 @@ type service struct {
 	databases databases
 	cold      coldstore.Bucket
 	verifiers *verifiers   // nil without auth = "scram"
-	broker    *mqtt.Broker // nil when turned off
+	broker    *mqtt.Broker // nil when turned off, as the two below
+	relay     *mqtt.Relay
+	events    *sse.Handler
 	proxy     *proxy.Server
 }
 
@@ -83,8 +86,8 @@ func listen(ctx context.Context, cfg *config) (ls listeners, err error) {
 		ls.proxy = append(ls.proxy, ln)
 	}
 	if cfg.MQTT.Enabled {
-		if ls.mqtt, err = listen(ctx, cfg.MQTT.Listen); err != nil {
-			return ls, fmt.Errorf("mqtt.listen: %w", err)
+		if ls.mqtt, err = listenMQTT(ctx, cfg.MQTT, listen); err != nil {
+			return ls, err
 		}
 	}
 	if cfg.HTTP.Listen != "" {
@@ -97,7 +100,7 @@ func listen(ctx context.Context, cfg *config) (ls listeners, err error) {
 
 func (ls listeners) close() error {
 	var errs []error
-	for _, ln := range append([]net.Listener{ls.mqtt, ls.http}, ls.proxy...) {
+	for _, ln := range slices.Concat([]net.Listener{ls.http}, ls.mqtt, ls.proxy) {
 		if ln != nil {
 			errs = append(errs, ln.Close())
 		}
@@ -110,8 +113,8 @@ func (ls listeners) endpoints() endpoints {
 	for _, ln := range ls.proxy {
 		e.proxy = append(e.proxy, ln.Addr())
 	}
-	if ls.mqtt != nil {
-		e.mqtt = ls.mqtt.Addr()
+	if len(ls.mqtt) > 0 {
+		e.mqtt = ls.mqtt[0].Addr()
 	}
 	if ls.http != nil {
 		e.http = ls.http.Addr()
@@ -126,26 +129,16 @@ func (s *service) open(ctx context.Context) error {
 	if s.databases, err = openDatabases(ctx, s.cfg, s.log, s.registry); err != nil {
 		return err
 	}
-	if s.cfg.MQTT.Enabled {
-		login, err := s.cfg.pgxConfig("")
-		if err != nil {
-			return err
-		}
-		auth := mqtt.NewPostgresAuth(login, s.databases.pools())
-		if s.broker, err = mqtt.New(mqtt.DefaultConfig(), auth, s.log.With().Str("part", "mqtt").Logger(), s.registry); err != nil {
-			return err
-		}
+	live, err := s.openLive()
+	if err != nil {
+		return err
 	}
 	bucket, err := openCold(ctx, s.cfg)
 	if err != nil {
 		return err
 	}
 	s.cold = bucket
-	var publisher changefeed.Publisher = nobody{}
-	if s.broker != nil {
-		publisher = s.broker
-	}
-	if err := s.databases.wire(bucket, publisher); err != nil {
+	if err := s.databases.wire(bucket, live); err != nil {
 		return err
 	}
 	pg, err := s.cfg.pgxConfig("")
@@ -202,11 +195,19 @@ func (s *service) serve(
 	for _, db := range s.databases {
 		parts.Go(func() error { return db.run(partsCtx) })
 	}
-	if s.broker != nil {
-		parts.Go(func() error { return s.broker.Serve(partsCtx, ls.mqtt) })
+	for _, ln := range ls.mqtt {
+		parts.Go(func() error { return s.broker.Serve(partsCtx, ln) })
+	}
+	if s.relay != nil {
+		parts.Go(func() error { return s.relay.Run(partsCtx) })
 	}
 	if ls.http != nil {
-		server := newHTTPServer(s.registry, func() error { return s.databases.ready(partsCtx) })
+		page, err := s.statusPage(ls.http.Addr())
+		if err != nil {
+			return err
+		}
+		server := newHTTPServer(s.registry, func() error { return s.databases.ready(partsCtx) }, page, s.events, s.cfg.HTTP.Pprof)
+		parts.Go(func() error { return page.Run(partsCtx) })
 		parts.Go(func() error { return serveHTTP(partsCtx, ls.http, server) })
 	}
 	for _, ln := range ls.proxy {

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/koldproxy/koldproxy/changefeed"
+	"github.com/koldproxy/koldproxy/changefeed/mqtt"
+	"github.com/koldproxy/koldproxy/changefeed/sse"
+)
+
+// publishers hand each event to all ways of live push.
+type publishers []changefeed.Publisher
+
+func (p publishers) Publish(topic string, payload []byte) {
+	for _, one := range p {
+		one.Publish(topic, payload)
+	}
+}
+
+func (p publishers) Consumers(topic string) (n int) {
+	for _, one := range p {
+		n += one.Consumers(topic)
+	}
+	return n
+}
+
+// sseAuth is the broker's view of who may do what, for server-sent events.
+type sseAuth struct{ *mqtt.PostgresAuth }
+
+// Refused says whether a login failed because PostgreSQL said no.
+func (sseAuth) Refused(err error) bool { return errors.Is(err, mqtt.ErrRefused) }
+
+// openLive makes the parts of live push. Nothing runs yet; without any, nobody receives events but those who LISTEN.
+func (s *service) openLive() (publishers, error) {
+	login, err := s.cfg.pgxConfig("")
+	if err != nil {
+		return nil, err
+	}
+	auth := mqtt.NewPostgresAuth(login, s.databases.pools())
+	log := s.log.With().Str("part", "mqtt").Logger()
+	var all publishers
+	if s.cfg.MQTT.Enabled {
+		if s.broker, err = mqtt.New(mqtt.DefaultConfig(), auth, log, s.registry); err != nil {
+			return nil, err
+		}
+		all = append(all, s.broker)
+	}
+	if s.cfg.MQTT.URL != "" {
+		if s.relay, err = mqtt.NewRelay(s.cfg.MQTT.relay(), log, s.registry); err != nil {
+			return nil, err
+		}
+		all = append(all, s.relay)
+	}
+	if s.cfg.HTTP.Listen != "" {
+		s.events = sse.New(sse.DefaultConfig(), sseAuth{auth}, s.databases.pools(), s.log.With().Str("part", "sse").Logger())
+		all = append(all, s.events)
+	}
+	return all, nil
+}
+
+// listenMQTT opens the broker's listeners. On an error those that are open come along.
+func listenMQTT(ctx context.Context, m mqttSection, listen func(context.Context, string) (net.Listener, error)) (all []net.Listener, err error) {
+	for _, l := range m.listeners() {
+		if l.address == "" {
+			continue
+		}
+		ln, err := listen(ctx, l.address)
+		if err != nil {
+			return all, fmt.Errorf("%s: %w", l.key, err)
+		}
+		if l.tls {
+			pair := &keyPair{cert: m.TLSCert, key: m.TLSKey}
+			if _, err := pair.get(nil); err != nil {
+				return append(all, ln), fmt.Errorf("mqtt.tls_cert: %w", err)
+			}
+			ln = tls.NewListener(ln, &tls.Config{GetCertificate: pair.get, MinVersion: tls.VersionTLS12})
+		}
+		if l.ws {
+			ln = mqtt.WebsocketListener(ln)
+		}
+		all = append(all, ln)
+	}
+	return all, nil
+}
+
+// keyPair is a certificate with its key in files, which are read again when they change.
+type keyPair struct {
+	cert, key string
+
+	mu     sync.Mutex
+	loaded *tls.Certificate
+	stamp  [2]time.Time
+}
+
+func (p *keyPair) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var stamp [2]time.Time
+	for i, file := range []string{p.cert, p.key} {
+		info, err := os.Stat(file)
+		if err != nil {
+			return p.loaded, unlessLoaded(p.loaded, err)
+		}
+		stamp[i] = info.ModTime()
+	}
+	if p.loaded != nil && stamp == p.stamp {
+		return p.loaded, nil
+	}
+	pair, err := tls.LoadX509KeyPair(p.cert, p.key)
+	if err != nil { // half written, perhaps
+		return p.loaded, unlessLoaded(p.loaded, err)
+	}
+	p.loaded, p.stamp = &pair, stamp
+	return p.loaded, nil
+}
+
+func unlessLoaded(loaded *tls.Certificate, err error) error {
+	if loaded != nil {
+		return nil
+	}
+	return err
+}
