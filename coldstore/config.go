@@ -57,8 +57,8 @@ type Config struct {
 // DefaultConfig returns the defaults.
 func DefaultConfig() Config {
 	return Config{
-		RowGroupRows:      16 << 10,
-		RowGroupBytes:     8 << 20,
+		RowGroupRows:      64 << 10,
+		RowGroupBytes:     16 << 20,
 		MaxFileBytes:      512 << 20,
 		MaxPageBytes:      64 << 20,
 		CacheBytes:        64 << 20,

@@ -1,10 +1,10 @@
 // Package coldstore keeps the cold part of a change feed: Parquet files in a bucket, and the manifest of them in
 // PostgreSQL (koldstore.segment). It moves the oldest rows of a managed table's mirror into files ("flush"), reads pages of
-// them back in seq order, and drops them by age ("retention").
+// them back in seq order, merges them ("compaction"), and drops them by age or size ("retention").
 //
 // The types to know:
 //
-//   - [Bucket] stores whole objects under fresh keys. [OpenBucket] opens one by URL.
+//   - [Bucket] stores whole objects under fresh keys. [OpenBucket] opens a folder, package cloud the others.
 //   - [Store] does the work on one database: [Store.RunJobs] and [Store.Run] for the leader, [Store.Page] for every
 //     instance.
 //   - [PageRequest] and [Page] are how a feed reads: the caller names the segments of its own snapshot.
@@ -27,6 +27,13 @@
 // A key may be in several segments and in the mirror. A row of a segment is dead when a newer segment holds its key; dead
 // rows are kept as a bitmap with the generation since which they are dead, so that a page is exact for the snapshot that
 // asked. A row whose key is in the mirror is superseded too; that comparison is the feed's, which reads the mirror.
+//
+// # Compaction
+//
+// Files grow stale and many. [Store.Compact] replaces neighbours by one file with their live rows, which keep their seqs, by the
+// same protocol as a flush. Rows that a flush supersedes meanwhile are dead in the new file from its first moment; readers
+// of an older snapshot read on in the old objects, which stay for the grace. Deletes are forgotten in the oldest segment
+// only, together with raising the floor over them.
 //
 // # Trust
 //

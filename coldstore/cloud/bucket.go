@@ -147,6 +147,10 @@ func (b *Bucket) getRange(ctx context.Context, key, version string, off, n int64
 		return nil, b.failed(s, "get range of", key, err)
 	}
 	defer func() { _ = r.Close() }() // only read from
+	// Stores that imitate others may not know the condition.
+	if version != "" && b.dialect.versionRead(r) != version {
+		return nil, fmt.Errorf("get range of %s: %w", key, coldstore.ErrChanged)
+	}
 	if off > r.Size()-n {
 		return nil, fmt.Errorf("get range of %s: %d bytes at %d of %d: %w", key, n, off, r.Size(), errOutOfRange)
 	}
