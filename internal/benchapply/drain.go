@@ -116,7 +116,7 @@ UPDATE t:k SET at = at + interval '1 day' WHERE id = :new;
 DELETE FROM t:k WHERE id = :c;
 \endif
 COMMIT;
-`, tables-1, rows, rows+1, strings.ReplaceAll(s.values, "i * interval", "(i %% 1000000) * interval"))
+`, tables-1, rows, rows+1, strings.ReplaceAll(s.values, "i * interval", "(i % 1000000) * interval"))
 	if _, err := d.pgbench(ctx, script, "-c", "8", "-j", "2", "-t", strconv.Itoa(transactions)); err != nil {
 		return 0, err
 	}
