@@ -134,7 +134,7 @@ func TestRandomGaps(t *testing.T) {
 			h.manage("r")
 			h.fence()
 			trouble := rand.New(rand.NewPCG(s, 7))
-			for round := range 6 {
+			for round := range 4 {
 				h.writeHistories(s+uint64(round)*10, 2, 30)
 				if trouble.IntN(2) == 0 { // while applying goes on
 					h.dropSlotUnderLoad(s + uint64(round))
