@@ -17,7 +17,15 @@ const linger = 500 * time.Millisecond
 // cannot do so itself.
 func (s *session) pumpServer() error {
 	defer close(s.pumped)
-	defer s.backEnded()
+	defer func() {
+		if !s.returning {
+			s.backEnded()
+		}
+	}()
+	if err := s.resumeBack(); err != nil {
+		s.note(err)
+		return err
+	}
 	for {
 		if s.goodbye() { // ahead of what a cut takeover has left in the buffer
 			return nil
@@ -33,12 +41,24 @@ func (s *session) pumpServer() error {
 		switch {
 		case err == nil:
 		case interrupted(err):
-			s.attend()
+			if s.attend(); s.returning {
+				return nil
+			}
 		default:
 			s.serverGone(err)
 			return err
 		}
 	}
+}
+
+// resumeBack does what a loop has left to be done.
+func (s *session) resumeBack() error {
+	left := s.left.toClient
+	s.left.toClient = nil
+	if len(left) > 0 && s.left.back == nil {
+		return s.toClient(left)
+	}
+	return s.left.back
 }
 
 // backLimit bounds the buffer for the server's messages: those that have to be seen whole are bounded by it.
@@ -183,14 +203,17 @@ func (s *session) wantsBody(typ byte, total int64) bool {
 // answered tells the tracker about a message of the server and returns what the client is to see instead, nil for the
 // message as it is.
 func (s *session) answered(typ byte, body []byte) []byte {
+	return edit(typ, body, s.received(typ, body))
+}
+
+func (s *session) received(typ byte, body []byte) origin {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.last = typ
-	var o origin
-	if s.tracked {
-		o = s.tracker.received(typ, body)
+	if !s.tracked {
+		return origin{}
 	}
-	s.mu.Unlock()
-	return edit(typ, body, o)
+	return s.tracker.received(typ, body)
 }
 
 func contains(types string, typ byte) bool {

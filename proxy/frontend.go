@@ -6,6 +6,8 @@ import (
 	"errors"
 	"io"
 	"math"
+
+	"github.com/koldproxy/koldproxy/rewrite"
 )
 
 // maxNames bounds the part of a Bind, Describe, Execute or Close in which names are looked for.
@@ -13,16 +15,55 @@ const maxNames = 64 << 10
 
 // pumpClient forwards what the client sends until the client or the session ends.
 func (s *session) pumpClient(ctx context.Context) error {
+	if err := s.resumeFront(); err != nil {
+		s.frontFailed(err)
+		return err
+	}
 	for {
 		if err := s.relayClient(ctx); err != nil {
 			s.frontFailed(err)
 			return err
+		}
+		if s.goHome() {
+			return nil
 		}
 		if err := s.front.fill(s.frontLimit()); err != nil {
 			s.frontEnded(err)
 			return err
 		}
 	}
+}
+
+// resumeFront does what a loop has left to be done.
+func (s *session) resumeFront() error {
+	left := s.left.toServer
+	s.left.toServer = nil
+	if len(left) > 0 && s.left.front == nil {
+		return s.toServer(left)
+	}
+	return s.left.front
+}
+
+// goHome ends pumpServer if the session is quiet and came here on a detour from a loop. The caller has to return then.
+func (s *session) goHome() bool {
+	if !s.homeward || s.front.r < s.front.w || s.front.err != nil || s.frontRest > 0 {
+		return false
+	}
+	s.mu.Lock()
+	quiet := s.tracker.settled() && !s.tracker.copying && !s.draining && !s.over
+	s.mu.Unlock()
+	if !quiet || s.takeover() != nil {
+		return false
+	}
+	s.returning = s.back.r == s.back.w && s.back.err == nil && s.backRest == 0
+	if !s.returning {
+		s.giveBack()
+		return false
+	}
+	s.homeward = false
+	s.giveBack()
+	<-s.pumped
+	return true
 }
 
 // frontLimit bounds the buffer for the client's messages: those that have to be seen whole are bounded by it.
@@ -96,7 +137,19 @@ func (s *session) relayClient(ctx context.Context) error {
 			break
 		}
 		seen := b[:min(total, int64(len(b)))]
-		m := s.look(kind, seen, total, in.buf[run:pos])
+		if s.looped != nil && s.takesLong(kind, seen) {
+			return s.detour(pos)
+		}
+		var m looked
+		if s.ahead != nil {
+			m, s.ahead = *s.ahead, nil
+		} else {
+			m = s.look(kind, seen, total, in.buf[run:pos])
+		}
+		if m.care && s.looped != nil {
+			s.ahead = &looked{m.detail, m.rewritten, m.care} // once is enough: what was looked at is counted and kept
+			return s.detour(pos)
+		}
 		if m.rewritten == nil && !m.care {
 			if err := s.expect(kind, m.detail); err != nil {
 				return err
@@ -137,6 +190,29 @@ func (s *session) relayClient(ctx context.Context) error {
 	err := s.toServer(in.buf[in.r:pos])
 	in.r = pos
 	return err
+}
+
+// errDetour says that the message in front of the client's buffer cannot be dealt with in a loop.
+var errDetour = errors.New("not in an event loop")
+
+// detour forwards what is in front of a message and leaves the message to pumpClient.
+func (s *session) detour(pos int) error {
+	in := s.front
+	if pos > in.r {
+		if err := s.toServer(in.buf[in.r:pos]); err != nil {
+			return err
+		}
+		in.r = pos
+	}
+	return errDetour
+}
+
+// maxLoopedText is the largest message whose SQL is parsed in a loop, where the other sessions wait for it.
+const maxLoopedText = 16 << 10
+
+// takesLong says whether looking at a message would keep a loop busy for long.
+func (s *session) takesLong(kind byte, seen []byte) bool {
+	return s.intercept && len(seen) > maxLoopedText && (kind == msgQuery || kind == msgParse) && rewrite.NeedsLook(seen[headerLen:])
 }
 
 // looked is what became of looking at a message of the client.

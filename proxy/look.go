@@ -13,15 +13,8 @@ import (
 // to send if it is another one.
 func (s *session) rewritten(kind byte, sql []byte) (t *text, out string, changed bool) {
 	asks := s.asks(sql) || s.prepared && hasWord(sql, "execute")
-	s.mu.Lock()
-	options := rewrite.Options{
-		ConformingStrings: s.tracker.conforming(),
-		ClientEncoding:    s.tracker.clientEncoding,
-		StreamStats:       json.RawMessage("{}"),
-		StatsLater:        kind == msgParse,
-	}
-	asks = asks || s.tracker.suspicious
-	s.mu.Unlock()
+	options, suspicious := s.rewriteOptions(kind)
+	asks = asks || suspicious
 	known := rewrite.NeedsLook(sql)
 	if !known && !asks {
 		return nil, "", false
@@ -55,6 +48,18 @@ func (s *session) rewritten(kind byte, sql []byte) (t *text, out string, changed
 		return nil, out, changed
 	}
 	return t, out, changed
+}
+
+// rewriteOptions are those for the next text; suspicious says that any text of the session may demand.
+func (s *session) rewriteOptions(kind byte) (options rewrite.Options, suspicious bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return rewrite.Options{
+		ConformingStrings: s.tracker.conforming(),
+		ClientEncoding:    s.tracker.clientEncoding,
+		StreamStats:       json.RawMessage("{}"),
+		StatsLater:        kind == msgParse,
+	}, s.tracker.suspicious
 }
 
 func (s *session) streamStats() json.RawMessage {

@@ -53,6 +53,7 @@ type Server struct {
 	states   serverStates
 	asking   asking
 
+	loops     loops
 	admission admission
 	keys      keyTable
 	cancels   chan struct{} // slots for forwarding cancel requests
@@ -103,6 +104,7 @@ func (s *Server) needs(set *settings) error {
 // connection have ended. It closes ln. An error means that ln broke; sessions are drained in that case too. Serve may run
 // on several listeners at once.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
+	defer s.loops.use()()
 	g := newGroup(s)
 	failed := make(chan error, 1)
 	go func() { failed <- g.accept(ctx, ln) }()

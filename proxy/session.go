@@ -66,10 +66,22 @@ type session struct {
 	over       bool                    // no message of the client is forwarded any more
 	demand     context.CancelCauseFunc // ends the demand that is being fulfilled
 
-	parked chan struct{}
-	resume chan struct{}
-	pumped chan struct{} // pumpServer has returned
-	ended  chan struct{} // run has returned
+	looped *looped // while an event loop carries the session; changes under mu, when nobody else runs it
+
+	parked    chan struct{}
+	resume    chan struct{}
+	pumped    chan struct{} // pumpServer has returned
+	ended     chan struct{} // run has returned
+	left      leftOver
+	ahead     *looked // what became of looking at the message in front of the client's buffer
+	homeward  bool    // the session is to go back into the loop when it is quiet
+	returning bool    // it does so now
+}
+
+// leftOver is what an event loop leaves to the pumps, besides what is in the buffers.
+type leftOver struct {
+	toClient, toServer []byte // to be written first
+	front, back        error  // why a direction cannot go on
 }
 
 func newSession(s *Server, front *stream, p startupParameters) *session {
@@ -81,7 +93,6 @@ func newSession(s *Server, front *stream, p startupParameters) *session {
 		tracker:  newTracker(),
 		parked:   make(chan struct{}),
 		resume:   make(chan struct{}),
-		pumped:   make(chan struct{}),
 		ended:    make(chan struct{}),
 	}
 	session.tracked = p.understood && !p.replication
@@ -113,16 +124,51 @@ func (s *session) run(ctx context.Context, packet startupPacket, shaken func()) 
 	s.prime(handshake)
 	shaken()
 	s.log.Debug().Msg("session begins")
+	s.relay(ctx)
+	s.log.Debug().Msg("session ends")
+}
+
+// relay forwards in both directions until the session ends: in an event loop as long as there is nothing to it, otherwise
+// with two pumps. Both call relayClient and relayServer and leave everything else in the session as they found it, so that
+// they can take turns at any moment.
+func (s *session) relay(ctx context.Context) {
+	for {
+		if loop := s.server.pickLoop(); loop != nil && s.loopable() {
+			goesOn, err := loop.carry(s)
+			if err != nil {
+				s.note(err)
+			}
+			if err != nil || !goesOn {
+				return
+			}
+		}
+		if !s.pump(ctx) {
+			return
+		}
+	}
+}
+
+// pump runs the pumps. It is true when the session may go back into the loop.
+func (s *session) pump(ctx context.Context) bool {
+	s.pumped = make(chan struct{})
+	s.returning = false
+	front, back := s.front.conn, s.back.conn
+	defer func() {
+		if !s.returning {
+			_ = front.Close()
+			_ = back.Close()
+		}
+	}()
 	s.mu.Lock()
-	if s.draining { // told during the handshake
-		_ = conn.SetReadDeadline(longAgo)
+	if s.draining || s.severed { // told when there was nothing to interrupt
+		_ = back.SetReadDeadline(longAgo)
 	}
 	s.mu.Unlock()
 	var pumps errgroup.Group
 	pumps.Go(func() error { return s.guard(func() error { return s.pumpServer() }) })
 	pumps.Go(func() error { return s.guard(func() error { return s.pumpClient(ctx) }) })
 	_ = pumps.Wait() // the pumps have noted why
-	s.log.Debug().Msg("session ends")
+	return s.returning
 }
 
 // guard ends the session, and nothing else, if one of its pumps panics.
@@ -182,7 +228,13 @@ func lost() []byte {
 }
 
 func (s *session) toClient(b []byte) error {
-	n, err := s.front.conn.Write(b)
+	var n int
+	var err error
+	if x := s.looped; x != nil {
+		n, err = x.sendTo(sideClient, b)
+	} else {
+		n, err = s.front.conn.Write(b)
+	}
 	s.server.metrics.toClient.Add(float64(n))
 	if err != nil {
 		return &failure{sideClient, "write", err}
@@ -191,7 +243,13 @@ func (s *session) toClient(b []byte) error {
 }
 
 func (s *session) toServer(b []byte) error {
-	n, err := s.back.conn.Write(b)
+	var n int
+	var err error
+	if x := s.looped; x != nil {
+		n, err = x.sendTo(sideServer, b)
+	} else {
+		n, err = s.back.conn.Write(b)
+	}
 	s.server.metrics.toServer.Add(float64(n))
 	if err != nil {
 		return &failure{sideServer, "write", err}
@@ -218,7 +276,15 @@ func (s *session) drain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.draining = true
-	if s.back != nil {
+	s.interrupt()
+}
+
+// interrupt has whoever waits for the server look at the session's flags; mu is held.
+func (s *session) interrupt() {
+	switch {
+	case s.looped != nil:
+		s.looped.wake()
+	case s.back != nil:
 		_ = s.back.conn.SetReadDeadline(longAgo)
 	}
 }
@@ -229,10 +295,8 @@ func (s *session) cut(ctx context.Context) {
 	s.cancelDemand()
 	s.mu.Lock()
 	s.severed, s.over = true, true
-	back, key := s.back, s.key
-	if back != nil {
-		_ = back.conn.SetReadDeadline(longAgo)
-	}
+	key := s.key
+	s.interrupt()
 	s.mu.Unlock()
 	if key != nil {
 		ctx, stop := context.WithTimeout(ctx, cutGrace)
@@ -242,11 +306,19 @@ func (s *session) cut(ctx context.Context) {
 	if s.waitEnd() {
 		return
 	}
-	_ = s.front.conn.Close()
-	if s.waitEnd() || back == nil {
-		return
+	s.closeSide(func() *stream { return s.front })
+	if !s.waitEnd() {
+		s.closeSide(func() *stream { return s.back })
 	}
-	_ = back.conn.Close()
+}
+
+// closeSide closes a connection that may be another one at any moment.
+func (s *session) closeSide(side func() *stream) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if in := side(); in != nil {
+		_ = in.conn.Close()
+	}
 }
 
 // waitEnd waits for the end of run, for cutGrace at most.

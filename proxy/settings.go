@@ -36,6 +36,8 @@ var fixed = map[string]string{
 	"MaxCancels":   "proxy.max_cancels",
 	"InspectBytes": "proxy.inspect_bytes",
 	"HoldBytes":    "proxy.hold_bytes",
+	"EventLoops":   "proxy.event_loops",
+	"BusyPoll":     "proxy.busy_poll",
 }
 
 // Reload puts a new configuration in force for connections that come from now on, and reads the TLS files again.

@@ -30,6 +30,19 @@ func (s *stream) fill(limit int) error {
 	if s.err != nil {
 		return s.err
 	}
+	if err := s.makeRoom(limit); err != nil {
+		return err
+	}
+	n, err := s.conn.Read(s.buf[s.w:])
+	s.w += n
+	if n > 0 {
+		return nil // an error that came along comes again
+	}
+	return err
+}
+
+// makeRoom makes room for reading, in a buffer of up to limit bytes. Slices of the buffer are void afterwards.
+func (s *stream) makeRoom(limit int) error {
 	switch {
 	case s.r == s.w:
 		s.r, s.w = 0, 0
@@ -44,16 +57,11 @@ func (s *stream) fill(limit int) error {
 		if len(s.buf) >= limit {
 			return errMessageTooLarge
 		}
-		grown := make([]byte, min(2*len(s.buf), limit))
+		grown := make([]byte, min(max(2*len(s.buf), bufferSize), limit))
 		copy(grown, s.buf[:s.w])
 		s.buf = grown
 	}
-	n, err := s.conn.Read(s.buf[s.w:])
-	s.w += n
-	if n > 0 {
-		return nil // an error that came along comes again
-	}
-	return err
+	return nil
 }
 
 // grow makes the buffer at least size bytes large.

@@ -17,7 +17,7 @@ func (s *session) takeover() error {
 		return errOver
 	}
 	s.wanted = true
-	_ = s.back.conn.SetReadDeadline(longAgo)
+	_ = s.back.conn.SetReadDeadline(longAgo) // pumpServer runs: there is no loop
 	s.mu.Unlock()
 	select {
 	case <-s.parked:

@@ -1,0 +1,194 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// inLoop turns event loops on.
+func inLoop(c *Config, _ *Deps) { c.EventLoops = 1 }
+
+// looping counts the sessions that are in the server's loops, from within them.
+func (p *proxied) looping(t testing.TB) int {
+	t.Helper()
+	l := &p.server.loops
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	count := 0
+	for _, one := range l.all {
+		reply := make(chan int)
+		one.ask(func() {
+			n := 0
+			for _, e := range one.ends {
+				if e != nil {
+					n++
+				}
+			}
+			reply <- n / 2
+		})
+		count += <-reply
+	}
+	return count
+}
+
+// TestSessionsLeaveTheLoopAndReturn lets a demand come in the middle of a pipeline, cut into single bytes.
+func TestSessionsLeaveTheLoopAndReturn(t *testing.T) {
+	t.Parallel()
+	p := startProxy(t, func(_ *Config, d *Deps) { d.Fulfiller = &fakeFulfiller{} }, inLoop)
+	direct := p.cluster.TestDatabase(t)
+	p.prepare(t, direct, standIn)
+	w := dialWire(t, p.dsn(t, direct))
+	pipeline := joined(
+		parseMessage(t, `Q "SELECT 1"`),
+		parseMessage(t, `Q "SELECT n FROM koldstore.changes_since(2)"`),
+		parseMessage(t, `Q "SELECT 2"`))
+	for round := range 3 {
+		w.send(t, pipeline, 1)
+		got := strings.Join(w.until('Z', 3), "\n")
+		if !strings.Contains(got, `D "21"`) || !strings.Contains(got, `D "2"`) {
+			t.Fatalf("round %d: %s", round, got)
+		}
+	}
+	w.send(t, parseMessage(t, `Q "SELECT 3"`), 0) // by now it has settled
+	w.until('Z', 1)
+	ctx := within(t)
+	for p.looping(t) != 1 {
+		if ctx.Err() != nil {
+			t.Fatalf("%d sessions in loops", p.looping(t))
+		}
+		w.send(t, parseMessage(t, `Q "SELECT 4"`), 0)
+		w.until('Z', 1)
+	}
+}
+
+// TestBackPressure has both sides of a looped session write much before they read.
+func TestBackPressure(t *testing.T) {
+	t.Parallel()
+	p := startProxy(t, inLoop)
+	direct := p.cluster.TestDatabase(t)
+	w := dialWire(t, p.dsn(t, direct))
+	const rows = 2000
+	one := append(bytes.Repeat([]byte("x"), 8000), '\n')
+	w.send(t, parseMessage(t, `Q "CREATE TABLE t (v text); COPY t FROM STDIN"`), 0)
+	w.until('G', 1)
+	var sent sync.WaitGroup
+	sent.Go(func() {
+		for range rows {
+			w.send(t, appendMessage(nil, 'd', one), 0)
+		}
+		w.send(t, joined(parseMessage(t, "c"), parseMessage(t, `Q "SELECT v FROM t"`), parseMessage(t, `Q "SELECT v FROM t"`)), 0)
+	})
+	sent.Wait() // nothing was read so far
+	got := 0
+	for ready := 0; ready < 3; {
+		message, err := w.read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch message[0] {
+		case msgDataRow:
+			got++
+		case msgReady:
+			ready++
+		}
+	}
+	if got != 2*rows {
+		t.Errorf("%d rows", got)
+	}
+	if p.looping(t) != 1 {
+		t.Error("the session has left the loop")
+	}
+}
+
+// TestPanicInALoop ends one session; its neighbours in the loop do not notice.
+func TestPanicInALoop(t *testing.T) {
+	t.Parallel()
+	p := startProxy(t, inLoop)
+	direct := p.cluster.TestDatabase(t)
+	victim, other := dialWire(t, p.dsn(t, direct)), dialWire(t, p.dsn(t, direct))
+	for _, w := range []*wire{victim, other} {
+		w.send(t, parseMessage(t, `Q "SELECT 1"`), 0)
+		w.until('Z', 1)
+	}
+	p.server.keys.mu.Lock()
+	var sessions []*session
+	for _, list := range p.server.keys.sessions {
+		sessions = append(sessions, list...)
+	}
+	p.server.keys.mu.Unlock()
+	if len(sessions) != 2 {
+		t.Fatalf("%d sessions", len(sessions))
+	}
+	done := make(chan struct{})
+	broken := sessions[0]
+	broken.looped.loop.ask(func() { broken.tracker = nil; close(done) })
+	<-done
+	ends := 0
+	for _, w := range []*wire{victim, other} {
+		w.send(t, parseMessage(t, `Q "SELECT 2"`), 0)
+		if got := w.until('Z', 1); got[len(got)-1] == "EOF" {
+			ends++
+		}
+	}
+	if ends != 1 {
+		t.Errorf("%d sessions have ended", ends)
+	}
+	p.backends(t, direct, 1)
+}
+
+// TestNoDescriptorIsLeftBehind runs many sessions with all kinds of ends.
+func TestNoDescriptorIsLeftBehind(t *testing.T) {
+	p := startProxy(t, inLoop)
+	direct := p.cluster.TestDatabase(t)
+	descriptors := func() int {
+		list, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	session := func(i int) {
+		w := dialWire(t, p.dsn(t, direct))
+		w.send(t, parseMessage(t, `Q "SELECT 1"`), 0)
+		w.until('Z', 1)
+		if i%2 == 0 {
+			w.send(t, parseMessage(t, "X"), 0)
+			_, _ = io.Copy(io.Discard, w.conn)
+		}
+		_ = w.conn.Close()
+	}
+	session(0)
+	p.backends(t, direct, 0)
+	before := descriptors()
+	for i := range 100 {
+		session(i)
+	}
+	p.backends(t, direct, 0)
+	ctx := within(t)
+	for descriptors() > before+10 { // other tests' come and go
+		if ctx.Err() != nil {
+			t.Fatalf("%d descriptors, before %d", descriptors(), before)
+		}
+	}
+}
+
+// TestPumpsAlone is the way of systems without loops.
+func TestPumpsAlone(t *testing.T) {
+	t.Parallel()
+	p := startProxy(t, func(c *Config, _ *Deps) { c.EventLoops = -1 })
+	conn := connect(t, p.dsn(t, p.cluster.TestDatabase(t)))
+	var n int
+	if err := conn.QueryRow(context.Background(), "SELECT $1::int", pgx.QueryExecModeExec, 7).Scan(&n); err != nil || n != 7 {
+		t.Errorf("%d, %v", n, err)
+	}
+	if p.looping(t) != 0 {
+		t.Error("there is a loop")
+	}
+}

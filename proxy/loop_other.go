@@ -1,0 +1,22 @@
+//go:build !linux
+
+package proxy
+
+import (
+	"errors"
+	"time"
+)
+
+// loop and looped are for Linux; elsewhere each session has its pumps.
+type loop struct{}
+
+type looped struct{}
+
+func newLoop(time.Duration) (*loop, error) { return nil, errors.ErrUnsupported }
+
+func (*loop) close()                       {}
+func (*loop) carry(*session) (bool, error) { return true, nil }
+
+func (*looped) wake() {}
+
+func (*looped) sendTo(side, []byte) (int, error) { return 0, errors.ErrUnsupported }

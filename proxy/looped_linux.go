@@ -1,0 +1,432 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// loopTurns is how often a session may read before it is the next one's turn.
+	loopTurns = 4
+	// loopHangUp are the events after which a descriptor is read until its end shows.
+	loopHangUp = unix.EPOLLRDHUP | unix.EPOLLHUP | unix.EPOLLERR
+	// maxIdleOut is the largest buffer for output that a session keeps.
+	maxIdleOut = 64 << 10
+)
+
+// looped is a session in a loop. It belongs to the loop's goroutine, except before begin and after left is closed, when it
+// belongs to the session's own.
+type looped struct {
+	loop    *loop
+	session *session
+	client  end
+	server  end
+
+	sound   bool // no panic has interrupted what is going on
+	leaving bool // the pumps are to go on
+	over    bool // both sides have ended
+	gone    bool // out of the loop
+	queued  bool // in loop.again
+	left    chan struct{}
+}
+
+// end is one of a looped session's sockets.
+type end struct {
+	*looped
+	fd     int
+	in     *stream // what the peer has said
+	out    []byte  // what it has not taken yet; meanwhile the other end is not read
+	ready  bool    // there may be something to read
+	closes bool    // the peer has finished, or is gone
+	ended  bool    // it was read to its end
+}
+
+func (x *looped) other(e *end) *end {
+	if e == &x.client {
+		return &x.server
+	}
+	return &x.client
+}
+
+// interest is what epoll is to tell about an end. That it takes more is asked only while there is more: a Unix socket would
+// report each message that its peer reads.
+func (e *end) interest() *unix.EpollEvent {
+	event := &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLET, Fd: int32(e.fd)}
+	if len(e.out) > 0 {
+		event.Events |= unix.EPOLLOUT
+	}
+	return event
+}
+
+// carry has the loop run a session and returns when it has left. It is false when the session has ended and both
+// connections are closed; otherwise the connections are as they were before.
+func (l *loop) carry(s *session) (bool, error) {
+	x := &looped{loop: l, session: s, left: make(chan struct{})}
+	if err := x.take(); err != nil {
+		return false, err
+	}
+	s.mu.Lock()
+	s.looped = x
+	s.mu.Unlock()
+	l.ask(x.begin)
+	<-x.left
+	if x.over || !x.sound {
+		return false, nil
+	}
+	return true, x.restore()
+}
+
+// take makes the session's sockets the loop's; Go's poller forgets them.
+func (x *looped) take() error {
+	s := x.session
+	var err error
+	x.client = end{looped: x, fd: -1, in: s.front}
+	x.server = end{looped: x, fd: -1, in: s.back}
+	for _, e := range []*end{&x.client, &x.server} {
+		if e.fd, err = duplicate(e.in.conn); err != nil {
+			x.close()
+			return err
+		}
+	}
+	_ = s.front.conn.Close()
+	_ = s.back.conn.Close()
+	return nil
+}
+
+func duplicate(conn net.Conn) (int, error) {
+	raw, err := conn.(syscall.Conn).SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	fd := -1
+	controlErr := raw.Control(func(original uintptr) { fd, err = unix.FcntlInt(original, unix.F_DUPFD_CLOEXEC, 0) })
+	return fd, errors.Join(controlErr, os.NewSyscallError("fcntl", err))
+}
+
+// restore makes the session's sockets connections of Go's again.
+func (x *looped) restore() error {
+	defer x.close()
+	s := x.session
+	front, err := x.client.connection()
+	if err != nil {
+		return err
+	}
+	back, err := x.server.connection()
+	if err != nil {
+		_ = front.Close()
+		return err
+	}
+	s.mu.Lock()
+	s.front.conn, s.back.conn = front, back
+	s.mu.Unlock()
+	s.left.toClient, s.left.toServer = x.client.out, x.server.out
+	return nil
+}
+
+func (e *end) connection() (net.Conn, error) {
+	file, err := unix.FcntlInt(uintptr(e.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("fcntl", err)
+	}
+	f := os.NewFile(uintptr(file), "session")
+	defer f.Close()
+	conn, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	e.session.set.tuneClient(conn)
+	return conn, nil
+}
+
+func (x *looped) close() {
+	for _, e := range []*end{&x.client, &x.server} {
+		if e.fd >= 0 {
+			_ = unix.Close(e.fd)
+			e.fd = -1
+		}
+	}
+}
+
+// begin is the first thing that happens to a session in the loop.
+func (x *looped) begin() {
+	defer x.concluded()
+	defer x.session.server.recovered()
+	for _, e := range []*end{&x.client, &x.server} {
+		if err := x.loop.watch(e); err != nil {
+			x.session.note(err)
+			x.leaving = true
+		}
+		if e.in.err != nil { // found by reading ahead
+			x.leaving = true
+		}
+	}
+	x.look()
+	if !x.leaving { // what was read ahead; the sockets themselves come as events
+		x.relay(&x.server)
+		x.relay(&x.client)
+		x.lend(&x.server)
+		x.lend(&x.client)
+	}
+	x.sound = true
+}
+
+// wake has the loop look at the session's flags. Any goroutine may call it.
+func (x *looped) wake() { x.loop.ask(x.attend) }
+
+// attend looks at the session's flags because wake was called.
+func (x *looped) attend() {
+	if x.gone {
+		return
+	}
+	x.look()
+	x.concluded()
+}
+
+// look leaves the loop if somebody wants of the session what takes more than forwarding.
+func (x *looped) look() {
+	x.session.mu.Lock()
+	defer x.session.mu.Unlock()
+	if x.session.draining || x.session.severed {
+		x.leaving = true
+	}
+}
+
+// handle goes on with the session as far as that is possible. events are those of e.
+func (x *looped) handle(e *end, events uint32) {
+	if x.gone {
+		return
+	}
+	defer x.concluded()
+	defer x.session.server.recovered()
+	x.sound = false
+	if events&(unix.EPOLLIN|loopHangUp) != 0 {
+		e.ready = true
+	}
+	if events&loopHangUp != 0 {
+		e.closes = true
+	}
+	if len(e.out) > 0 && events&(unix.EPOLLOUT|loopHangUp) != 0 {
+		x.flush(e)
+	}
+	x.forward()
+	x.sound = true
+}
+
+// again is handle for a session that has had its turn and was not finished.
+func (x *looped) again() {
+	x.queued = false
+	x.handle(&x.client, 0)
+}
+
+// concluded lets the session out of the loop if what was done to it had that effect.
+func (x *looped) concluded() {
+	if x.sound && !x.leaving && !x.over {
+		return
+	}
+	x.gone = true
+	for _, e := range []*end{&x.client, &x.server} {
+		x.loop.forget(e)
+		x.lend(e)
+	}
+	if !x.sound || x.over {
+		x.close()
+	}
+	x.session.mu.Lock()
+	x.session.looped = nil
+	x.session.mu.Unlock()
+	close(x.left)
+}
+
+// forward reads and writes until nothing moves, or others should have their turn.
+func (x *looped) forward() {
+	for range loopTurns {
+		moved := false
+		for _, e := range [...]*end{&x.server, &x.client} {
+			if e.ready && !e.ended && len(x.other(e).out) == 0 && !x.leaving && !x.over {
+				moved = true
+				x.receive(e)
+			}
+		}
+		if !moved {
+			return
+		}
+	}
+	if !x.queued {
+		x.queued = true
+		x.loop.again = append(x.loop.again, x)
+	}
+}
+
+// receive reads once and passes on what can be passed on.
+func (x *looped) receive(e *end) {
+	in := e.in
+	if in.r == in.w { // most of the time
+		in.buf, in.r, in.w = x.loop.buf, 0, 0
+	} else if err := in.makeRoom(x.limit(e)); err != nil {
+		x.failed(e, err)
+		return
+	}
+	free := in.buf[in.w:]
+	n, errno := receiveNow(e.fd, free)
+	switch {
+	case errno == unix.EAGAIN:
+		e.ready = false
+	case errno == unix.EINTR:
+	case errno != 0:
+		x.failed(e, os.NewSyscallError("recv", errno))
+	case n == 0:
+		x.finished(e)
+	default:
+		in.w += n
+		e.ready = n == len(free) || e.closes // whatever else comes is an event of its own
+		x.relay(e)
+	}
+	x.lend(e)
+}
+
+// lend takes the loop's buffer back. What is left in it needs one of the session's own.
+func (x *looped) lend(e *end) {
+	in := e.in
+	rest := in.buffered()
+	switch {
+	case len(rest) == 0:
+		in.buf, in.r, in.w = nil, 0, 0
+	case &in.buf[0] == &x.loop.buf[0]:
+		in.buf = make([]byte, max(4<<10, 2*len(rest)))
+		in.r, in.w = 0, copy(in.buf, rest)
+	}
+}
+
+func (x *looped) limit(e *end) int {
+	if e == &x.client {
+		return x.session.frontLimit()
+	}
+	return x.session.backLimit()
+}
+
+// relay passes on what an end has said.
+func (x *looped) relay(e *end) {
+	s := x.session
+	if e == &x.server {
+		if _, err := s.relayServer(s.toClient, ""); err != nil {
+			x.leaving, s.left.back = true, err
+		}
+		return
+	}
+	switch err := s.relayClient(context.Background()); {
+	case errors.Is(err, errDetour):
+		x.leaving, s.homeward = true, true
+	case err != nil:
+		x.leaving, s.left.front = true, err
+	}
+}
+
+// failed lets the pumps find out what to do about an end that cannot be read any more.
+func (x *looped) failed(e *end, err error) {
+	e.in.err = err
+	x.leaving = true
+}
+
+// finished acts on the end of what a peer says. The ordinary end of a session is a client that finishes and then a server
+// that does; everything else is for the pumps.
+func (x *looped) finished(e *end) {
+	s := x.session
+	e.ended = true
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e == &x.client && !s.over {
+		s.over = true
+		_ = unix.Shutdown(x.server.fd, unix.SHUT_WR) // the server still carries out what it was sent
+		return
+	}
+	if e == &x.server && x.client.ended && s.backRest == 0 {
+		x.over = true
+		return
+	}
+	e.in.err = io.EOF
+	x.leaving = true
+}
+
+// sendTo writes to a side and keeps what it does not take. It returns what was written.
+func (x *looped) sendTo(to side, b []byte) (int, error) {
+	if to == sideClient {
+		return x.client.send(b)
+	}
+	return x.server.send(b)
+}
+
+// send writes what the peer takes and keeps the rest.
+func (e *end) send(b []byte) (sent int, err error) {
+	if len(e.out) == 0 {
+		var errno syscall.Errno
+		if sent, errno = sendNow(e.fd, b); errno != 0 {
+			return 0, os.NewSyscallError("send", errno)
+		}
+		if sent == len(b) {
+			return sent, nil
+		}
+	}
+	first := len(e.out) == 0
+	e.out = append(e.out, b[sent:]...)
+	if first {
+		err = e.loop.change(e)
+	}
+	return sent, err
+}
+
+// flush writes more of what was kept.
+func (x *looped) flush(e *end) {
+	s := x.session
+	n, errno := sendNow(e.fd, e.out)
+	counter, left := s.server.metrics.toServer, &s.left.front
+	side := sideServer
+	if e == &x.client {
+		counter, left, side = s.server.metrics.toClient, &s.left.back, sideClient
+	}
+	if errno != 0 {
+		e.out = nil
+		x.leaving, *left = true, &failure{side, "write", os.NewSyscallError("send", errno)}
+		return
+	}
+	counter.Add(float64(n))
+	if n < len(e.out) {
+		e.out = e.out[:copy(e.out, e.out[n:])]
+		return
+	}
+	if e.out = e.out[:0]; cap(e.out) > maxIdleOut {
+		e.out = nil
+	}
+	if err := e.loop.change(e); err != nil {
+		x.leaving = true
+	}
+}
+
+// receiveNow reads what is there. The scheduler is not told: the call does not block.
+func receiveNow(fd int, b []byte) (int, syscall.Errno) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)),
+		unix.MSG_DONTWAIT, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), 0
+}
+
+// sendNow writes as much as is taken at once, which may be nothing.
+func sendNow(fd int, b []byte) (int, syscall.Errno) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)),
+		unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+	switch errno {
+	case 0:
+		return int(n), 0
+	case unix.EAGAIN, unix.EINTR:
+		return 0, 0
+	}
+	return 0, errno
+}
