@@ -399,7 +399,8 @@ END $$;
 -- of the table's owner), or if its text is not what create_stream writes.
 CREATE FUNCTION koldstore.inlined(fn oid, OUT judged text, OUT used text, OUT alias text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT p.parts[1], p.parts[2], p.parts[4]
+    -- An expression that PostgreSQL would name a column after (CASE, coalesce, a function) has that name behind it.
+    SELECT pg_catalog.regexp_replace(p.parts[1], '\s+AS ("(?:[^"]|"")*"|[^\s",()]+)$', ''), p.parts[2], p.parts[4]
     FROM (SELECT pg_catalog.regexp_match(pg_catalog.pg_get_function_sqlbody(fn),
         '^\s*RETURN \(SELECT (.*) FROM \(SELECT ((?:, |\(x\.r\)\.("(?:[^"]|"")*"|[^\s",()]+) AS (?:"(?:[^"]|"")*"|[^\s",()]+))+) FROM \(SELECT \(\$1\)::.* AS r OFFSET 0\) x\) (.*)\)\s*$') AS parts) AS p
     WHERE p.parts[4] <> '_ks' AND NOT EXISTS (
