@@ -2,14 +2,11 @@ package cold_test
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
 
@@ -119,79 +116,4 @@ func (t *table) files() (files []string) {
 		files = append(files, t.folder+"/"+key)
 	}
 	return files
-}
-
-// changes calls changes_since as koldproxy serves it: the demand for cold rows is answered, and the statement runs again.
-func (t *table) changes(conn *pgx.Conn, since koldproxy.Seq, limit int) (n int, last koldproxy.Seq, err error) {
-	staged := ""
-	for {
-		err := pgx.BeginFunc(t.ctx, conn, func(tx pgx.Tx) error {
-			if staged != "" {
-				if _, err := tx.Exec(t.ctx, "SELECT set_config('koldstore.staged', $1, true)", staged); err != nil {
-					return err
-				}
-			}
-			rows, err := tx.Query(t.ctx, "SELECT seq, op, pk, deleted, row_image, source FROM koldstore.changes_since($1::oid::regclass, $2, $3)", t.oid, since, limit)
-			if err != nil {
-				return err
-			}
-			n = 0
-			for rows.Next() {
-				raw := rows.RawValues()
-				n++
-				last = koldproxy.Seq(be64(raw[0]))
-			}
-			return rows.Err()
-		})
-		var pgErr *pgconn.PgError
-		if !errors.As(err, &pgErr) || pgErr.Code != koldproxy.CodeProxyNeeded {
-			return n, last, err
-		}
-		if staged, err = t.answer([]byte(pgErr.Detail)); err != nil {
-			return n, last, err
-		}
-	}
-}
-
-func be64(b []byte) (v int64) {
-	for _, c := range b {
-		v = v<<8 | int64(c)
-	}
-	return v
-}
-
-func (t *table) answer(demand []byte) (string, error) {
-	var d map[string]any
-	if err := json.Unmarshal(demand, &d); err != nil {
-		return "", err
-	}
-	var req struct {
-		coldstore.PageRequest
-	}
-	if err := json.Unmarshal(demand, &req.PageRequest); err != nil {
-		return "", err
-	}
-	page, err := t.store.Page(t.ctx, req.PageRequest)
-	if err != nil {
-		return "", err
-	}
-	type row struct {
-		Seq   koldproxy.Seq   `json:"seq"`
-		Op    koldproxy.Op    `json:"op"`
-		PK    json.RawMessage `json:"pk"`
-		Image json.RawMessage `json:"image"`
-	}
-	rows := make([]row, len(page.Rows))
-	for i, r := range page.Rows {
-		rows[i] = row{r.Seq, r.Op, r.PK, r.Image}
-		if r.Image == nil {
-			rows[i].Image = json.RawMessage("null")
-		}
-	}
-	encoded, err := json.Marshal(rows)
-	if err != nil {
-		return "", err
-	}
-	head := string(demand[:len(demand)-1])
-	return fmt.Sprintf(`[%s, "rows": %s, "through": %d, "complete": %t}]`, head, encoded, page.Through, page.Complete), nil
 }

@@ -5,10 +5,21 @@ package cold_test
 import (
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"github.com/koldproxy/koldproxy/internal/localpg"
 )
 
-func TestMain(m *testing.M) { localpg.Main(m) }
+// The servers of other projects end with the process, and so do the connections to them.
+func TestMain(m *testing.M) {
+	localpg.Main(m,
+		goleak.IgnoreTopFunction("go.opencensus.io/stats/view.(*worker).start"),
+		goleak.IgnoreTopFunction("github.com/versity/versitygw/embedgw.RunVersityGW"),
+		goleak.IgnoreTopFunction("github.com/versity/versitygw/internal/netutil.(*MultiListener).Accept"),
+		goleak.IgnoreTopFunction("internal/poll.runtime_pollWait"),
+		goleak.IgnoreTopFunction("net/http.(*persistConn).writeLoop"),
+		goleak.IgnoreTopFunction("time.Sleep"))
+}
 
 func ok(t testing.TB, err error) {
 	t.Helper()
