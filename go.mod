@@ -26,6 +26,8 @@ require (
 
 require github.com/eclipse/paho.mqtt.golang v1.5.1
 
+require github.com/coreos/go-systemd/v22 v22.7.0
+
 require (
 	cel.dev/expr v0.25.3 // indirect
 	cloud.google.com/go v0.123.0 // indirect

@@ -116,7 +116,7 @@ var architecture = map[string]rule{
 		allowed: []string{
 			module, "github.com/jackc/pgx/v5", "github.com/rs/zerolog", "github.com/prometheus/client_golang",
 			"github.com/spf13/cobra", "github.com/pelletier/go-toml/v2", "github.com/mattn/go-isatty",
-			"github.com/mochi-mqtt/server/v2", "golang.org/x/sync", "github.com/google/uuid",
+			"github.com/mochi-mqtt/server/v2", "golang.org/x/sync", "github.com/google/uuid", "github.com/coreos/go-systemd/v22",
 		},
 		why: "wiring: the only place that knows everyone",
 	},

@@ -241,6 +241,9 @@ func (c *config) validate() error {
 		}
 	}
 	for _, addr := range c.proxyAddresses() {
+		if strings.HasPrefix(addr, systemdPrefix) {
+			continue // known when it is taken over
+		}
 		if path, ok := strings.CutPrefix(addr, "unix:"); !ok {
 			checkHostPort(bad, "proxy.listen", addr)
 		} else if !filepath.IsAbs(path) {

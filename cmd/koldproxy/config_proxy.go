@@ -16,7 +16,8 @@ import (
 // proxySection is section [proxy].
 type proxySection struct {
 	// Listen is where clients connect: host:port, or unix:/path with the path of the socket itself (clients look for
-	// /dir/.s.PGSQL.6543), several separated by commas. Empty turns the proxy off.
+	// /dir/.s.PGSQL.6543), or systemd:NAME for a socket that systemd holds; several separated by commas. Empty turns the
+	// proxy off.
 	Listen string `toml:"listen"`
 	// ReusePort lets a second koldproxy listen at the same addresses (those of [mqtt] and [http] too), so that it can take
 	// over without a refused connection. Linux and TCP only.

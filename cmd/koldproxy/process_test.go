@@ -32,9 +32,14 @@ type process struct {
 // start runs koldproxy with args. It is killed at the end of the test at the latest.
 func start(t *testing.T, args ...string) *process {
 	t.Helper()
-	p := &process{t: t, seen: make(chan struct{}), lines: make(chan string, 10_000)}
-	p.cmd = exec.Command(os.Args[0], args...)
-	p.cmd.Env = append(os.Environ(), mainEnv+"=1")
+	return startCommand(t, exec.Command(os.Args[0], args...))
+}
+
+// startCommand is start for a command that may have an environment and files of its own.
+func startCommand(t *testing.T, cmd *exec.Cmd) *process {
+	t.Helper()
+	p := &process{t: t, cmd: cmd, seen: make(chan struct{}), lines: make(chan string, 10_000)}
+	p.cmd.Env = append(append(os.Environ(), mainEnv+"=1"), cmd.Env...)
 	p.cmd.SysProcAttr = dieWithParent()
 	p.cmd.Stderr = &locked{mu: &p.mu, w: &p.stderr}
 	out, err := p.cmd.StdoutPipe()

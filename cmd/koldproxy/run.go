@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -79,7 +80,11 @@ func listen(ctx context.Context, cfg *config) (ls listeners, err error) {
 		listen = proxy.ListenShared
 	}
 	for _, address := range cfg.proxyAddresses() {
-		ln, err := listen(ctx, address)
+		open := listen
+		if strings.HasPrefix(address, systemdPrefix) {
+			open = func(context.Context, string) (net.Listener, error) { return systemdListener(address) }
+		}
+		ln, err := open(ctx, address)
 		if err != nil {
 			return ls, fmt.Errorf("proxy.listen: %w", err)
 		}

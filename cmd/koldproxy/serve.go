@@ -29,7 +29,7 @@ func newServeCommand(opts *options) *cobra.Command {
 			defer signal.Stop(hangups)
 			return run(cmd.Context(), cfg, log, hangups, func(_ context.Context, e endpoints) error {
 				e.log(log)
-				return nil
+				return tellSystemd()
 			})
 		},
 	}
