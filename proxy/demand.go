@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
+	"strings"
 
 	"github.com/koldproxy/koldproxy"
 )
@@ -267,10 +268,16 @@ func (c *conversation) attempt(round int) (outcome, error) {
 	if c.way == waySaved && round == 0 {
 		st.sql(`SAVEPOINT "` + reserved + `"`)
 	}
-	if len(c.staged)+len(c.session.pinned) > 0 {
+	own, lead := c.message, ""
+	stages := len(c.staged)+len(c.session.pinned) > 0
+	if round > 0 && c.kind == msgQuery && c.way == wayAlone {
+		lead = c.lead()
+		own = appendMessage(nil, msgQuery, []byte(lead), c.message[headerLen:])
+		stages = !c.text.noQuery
+	}
+	if stages {
 		st.stage(c.pages())
 	}
-	own := c.message
 	if round > 0 && c.kind == msgExecute {
 		if c.way == wayBatch {
 			var closed string
@@ -295,11 +302,26 @@ func (c *conversation) attempt(round int) (outcome, error) {
 	case failed != nil:
 		return outcome{done: true}, c.fail(failed, true)
 	}
-	c.expected(round)
+	c.expected(round, len(lead))
 	if c.kind == msgQuery {
 		return c.queryOutcome(round)
 	}
 	return c.executeOutcome(round)
+}
+
+// lead is the statement that goes in front of a Query outside of a transaction block when it is repeated. PostgreSQL runs
+// both in one implicit block, which ends with the Query. Without it, a Query of one statement would leave the transaction open
+// that staging has begun: PostgreSQL 18 makes an implicit block of that, which only a Sync ends or a Query of several statements.
+func (c *conversation) lead() string {
+	if c.text.noQuery { // not even one that stages
+		return "SET LOCAL koldstore.staged TO " + literal(c.pages()) + ";"
+	}
+	return "SET LOCAL koldstore.repeated TO on;"
+}
+
+// literal writes ASCII as SQL that means the same with every setting.
+func literal(value []byte) string {
+	return "E'" + strings.NewReplacer(`\`, `\\`, `'`, `\047`).Replace(string(value)) + "'"
 }
 
 // pages are all that has to be staged.
@@ -314,8 +336,15 @@ func (c *conversation) pages() []byte {
 	return bytes.Join(lines, []byte("\n"))
 }
 
-// expected tells the tracker what the client's messages are about to answer.
-func (c *conversation) expected(round int) {
+// expected tells the tracker what the client's messages are about to answer. lead is how many characters are in front of
+// the client's.
+func (c *conversation) expected(round, lead int) {
+	d := c.detail
+	if lead > 0 {
+		t := *c.text
+		t.lead = lead
+		d = &detail{text: &t}
+	}
 	s := c.session
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -328,7 +357,7 @@ func (c *conversation) expected(round int) {
 	if c.kind == msgExecute && round > 0 {
 		s.tracker.bound(&detail{name: c.detail.name, source: c.source, bind: c.bind})
 	}
-	s.tracker.sent(c.kind, c.detail)
+	s.tracker.sent(c.kind, d)
 }
 
 // barriers are the tags of statements behind which nothing can be repeated: what was before them stays, or the savepoint is
@@ -341,6 +370,7 @@ var barriers = []string{
 // queryOutcome follows the answer of a Query up to ReadyForQuery.
 func (c *conversation) queryOutcome(round int) (outcome, error) {
 	var o outcome
+	led := round > 0 && c.way == wayAlone // there is a lead, whose tag is not for the client
 	for {
 		ev, err := c.await("CEZGW")
 		if err != nil {
@@ -348,6 +378,10 @@ func (c *conversation) queryOutcome(round int) (outcome, error) {
 		}
 		switch ev.typ {
 		case msgComplete:
+			if led {
+				led = false
+				continue
+			}
 			c.gone = c.gone || ev.message == nil || slices.Contains(barriers, string(bytes.TrimRight(ev.message[headerLen:], "\x00")))
 			err = c.hold.write(ev.message)
 		case msgError:

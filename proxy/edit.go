@@ -53,11 +53,15 @@ func editFields(typ byte, body []byte, o origin) []byte {
 		}
 		return fs.replaced(o.text.refusal).appendTo(nil, typ)
 	}
-	if !o.text.changed {
+	if !o.text.changed && o.text.lead == 0 {
 		return nil
 	}
 	if p, err := strconv.Atoi(fs.get(fieldPosition)); err == nil {
-		fs = fs.with(fieldPosition, position(o.text.positions.Input(p)))
+		p -= o.text.lead
+		if o.text.changed {
+			p = o.text.positions.Input(p)
+		}
+		fs = fs.with(fieldPosition, position(p))
 	}
 	st := o.text.statement(o.ordinal)
 	if p, ok := predicatePosition(fs, st.Predicate); ok {

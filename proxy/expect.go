@@ -20,15 +20,21 @@ type text struct {
 	ownWay    bool   // it may do what no error takes back
 	alone     bool   // outside of a transaction block it may commit before it fails
 	noPoint   bool   // it must not run behind a savepoint
+	noQuery   bool   // no query must run in front of it in its transaction
 	cursor    string // the cursor that it declares, as it is written
 	stats     bool   // it reads koldstore.stream_stats when it is executed
+
+	lead int // characters of the statement that koldproxy has put in front, see repeated
 }
 
 // care says that executing the text takes more than passing it on.
 func (t *text) care() bool { return t.mayDemand || t.stats }
 
-// statement is the n-th non-empty statement of the text.
+// statement is the n-th non-empty statement of the text that the client sent.
 func (t *text) statement(n int) rewrite.Statement {
+	if t.lead > 0 {
+		n--
+	}
 	for _, s := range t.statements {
 		if s.Ordinal == n {
 			return s

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/koldproxy/koldproxy/rewrite"
@@ -120,17 +121,23 @@ func names(kind byte, body []byte) *detail {
 	return d
 }
 
+// gap is white space or a comment.
+const gap = `(?:\s|--[^\n\r]*[\n\r]|/\*.*?\*/)`
+
 var (
 	// What an error does not take back: it is not done twice. Words are searched for without regard to quotes; taking a
 	// literal for a word costs a clear error, the opposite would cost somebody's commit.
 	lasting = regexp.MustCompile(`(?i)\b(pg_(try_)?advisory_lock(_shared)?|dblink\w*|lo_export|pg_logical_emit_message|pg_terminate_backend)\b`)
 	// A statement that is alone can commit if it is a DO block that says so, or a CALL.
-	leading = regexp.MustCompile(`(?is)^(?:\s|;|--[^\n\r]*[\n\r]|/\*.*?\*/)*(\w+)`)
-	commits = regexp.MustCompile(`(?i)\b(commit|rollback)\b`)
+	leading = regexp.MustCompile(`(?is)^(?:;|` + gap + `)*(\w+)`)
+	commits = regexp.MustCompile(`(?i)(commit|rollback)\b`) // spi_commit, too
+	calls   = regexp.MustCompile(`(?is)\bcall` + gap + `+"?(\w+)`)
 	several = regexp.MustCompile(`(?s);\s*\S`)
 	// What PostgreSQL refuses behind a savepoint.
-	isolates = regexp.MustCompile(`(?i)\bset\s+transaction\b`)
-	declares = regexp.MustCompile(`(?is)^(?:\s|--[^\n\r]*[\n\r]|/\*.*?\*/)*declare\s+(` + namePattern + `)\s[^;]*\bcursor\b`)
+	isolates = regexp.MustCompile(`(?is)\bset` + gap + `+transaction\b`)
+	// What it may refuse behind a query, with BEGIN, START or SET in front. To take something else for it costs nothing.
+	foremost = regexp.MustCompile(`(?i)\b(isolation|deferrable|snapshot|write)\b`)
+	declares = regexp.MustCompile(`(?is)^` + gap + `*declare\s+(` + namePattern + `)\s[^;]*\bcursor\b`)
 )
 
 // classify says what holding the answer of a text has to mind.
@@ -147,20 +154,25 @@ func (t *text) classify(sql string) {
 		}
 	}
 	t.mayDemand = true
-	t.noPoint = isolates.MatchString(sql)
+	t.noPoint, t.noQuery = isolates.MatchString(sql), foremost.MatchString(sql)
 	t.ownWay = lasting.MatchString(sql)
 	if !several.MatchString(sql) {
 		switch first {
 		case "do":
-			t.alone = commits.MatchString(sql)
+			t.alone = commits.MatchString(sql) || callsOthers(sql)
 		case "call":
-			t.alone = !strings.Contains(strings.ToLower(sql), "koldstore") // our own procedures never commit
+			t.alone = callsOthers(sql)
 		case "declare":
 			if m := declares.FindStringSubmatch(sql); m != nil {
 				t.cursor = m[1]
 			}
 		}
 	}
+}
+
+// callsOthers says whether a procedure is called that is not one of koldproxy's own, which never commit.
+func callsOthers(sql string) bool {
+	return slices.ContainsFunc(calls.FindAllStringSubmatch(sql, -1), func(m []string) bool { return !strings.EqualFold(m[1], "koldstore") })
 }
 
 // hasWord says whether a word stands in a text, in any case. Identifiers that contain it count.

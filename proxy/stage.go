@@ -164,22 +164,21 @@ func (c *conversation) ask(o outcome, demand json.RawMessage) (key, failed []byt
 		s.tracker.status, s.tracker.block, s.tracker.skipping = 'T', 'T', false
 		s.mu.Unlock()
 	}
-	key, err = hex.DecodeString(string(row))
-	if err != nil || len(row) == 0 {
-		return nil, failed, nil
+	if decoded, malformed := hex.DecodeString(string(row)); malformed == nil && len(decoded) > 0 {
+		key = decoded
 	}
 	return key, failed, nil
 }
 
 // succeed lets the answer go, after everything that was added to the transaction is gone from it, except for what a cursor
-// of it will read. last is the message that completes the answer.
-func (c *conversation) succeed(last []byte, savepoint bool) error {
-	savepoint = savepoint && c.way == waySaved && !c.gone
+// of it will read. last is the message that completes the answer, open says that the transaction goes on.
+func (c *conversation) succeed(last []byte, open bool) error {
+	savepoint := open && c.way == waySaved && !c.gone
 	var st step
 	if c.proven {
 		c.session.pinned = append(c.session.pinned, c.staged...)
 		c.staged = nil
-	} else if len(c.staged) > 0 && (savepoint || c.kind == msgExecute) {
+	} else if len(c.staged) > 0 && open {
 		c.staged = nil
 		st.stage(c.pages()) // a later statement of the transaction has no use for these
 	}
