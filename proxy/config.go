@@ -3,6 +3,7 @@ package proxy
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -128,7 +129,7 @@ type Config struct {
 	// processors, and one at least; with a negative number, the default, each session has goroutines of its own.
 	EventLoops int
 	// BusyPoll is how long an event loop without work looks for some before it sleeps. It takes processor time and saves
-	// the time of waking up; zero, the default, is not to.
+	// the time of waking up; zero, the default, is not to. It is 10 ms at most.
 	BusyPoll time.Duration
 	// ProxyProtocolFrom are the networks (CIDR notation, single addresses, "unix") whose connections begin with a header of
 	// the PROXY protocol, version 1 or 2, that says who the client is. Connections from elsewhere must not have one.
@@ -142,6 +143,9 @@ type Config struct {
 	// that is kept to run it again. Beyond it the answer is let go and the statement is not repeated.
 	HoldBytes int
 }
+
+// maxBusyPoll bounds BusyPoll: beyond the time that a wake-up takes, looking on saves nothing.
+const maxBusyPoll = 10 * time.Millisecond
 
 // DefaultConfig returns the defaults. Only Upstream is left to say.
 func DefaultConfig() Config {
@@ -186,6 +190,7 @@ func (c Config) Validate() error {
 	if c.MaxConnectionsPerAddress < 0 {
 		problem("proxy.max_connections_per_address: is negative; 0 means no limit")
 	}
+	c.validateLoops(problem)
 	c.validateTLS(problem)
 	for _, limit := range []struct {
 		name  string
@@ -217,6 +222,19 @@ func (c Config) Validate() error {
 		}
 	}
 	return errors.Join(problems...)
+}
+
+// validateLoops refuses what there are no loops for.
+func (c Config) validateLoops(problem func(format string, args ...any)) {
+	if c.EventLoops > 0 && !loopsExist {
+		problem("proxy.event_loops: there are none on %s; leave it out, or set it to -1", runtime.GOOS)
+	}
+	if c.BusyPoll != 0 && (c.EventLoops < 0 || !loopsExist) {
+		problem("proxy.busy_poll: only event loops look for events; set proxy.event_loops to 0 or more (on Linux), or leave busy_poll out")
+	}
+	if c.BusyPoll < 0 || c.BusyPoll > maxBusyPoll {
+		problem("proxy.busy_poll: must be between 0 and %s, not %s", maxBusyPoll, c.BusyPoll)
+	}
 }
 
 // validateTLS names combinations that cannot work together with the ways out.

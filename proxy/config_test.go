@@ -1,8 +1,10 @@
 package proxy
 
 import (
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestConfigReportsAllProblems(t *testing.T) {
@@ -26,6 +28,31 @@ func TestConfigReportsAllProblems(t *testing.T) {
 	cfg.Upstream = "unix:/tmp/.s.PGSQL.5432"
 	if err := cfg.Validate(); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestLoopsThatCannotBeHadAreRefused(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name  string
+		loops int
+		poll  time.Duration
+		want  string // empty: it is possible
+	}{
+		{"as many as fit", 0, 0, ""},
+		{"none", -1, 0, ""},
+		{"polling in none", -1, time.Microsecond, "only event loops"},
+		{"polling backwards", 0, -time.Microsecond, "must be between"},
+		{"polling for long", 0, time.Second, "must be between"},
+		{"two", 2, 0, map[bool]string{false: "there are none on " + runtime.GOOS}[loopsExist]},
+		{"two that poll", 2, time.Millisecond, map[bool]string{false: "there are none on " + runtime.GOOS}[loopsExist]},
+	} {
+		cfg := DefaultConfig()
+		cfg.Upstream, cfg.EventLoops, cfg.BusyPoll = "localhost:5432", c.loops, c.poll
+		err := cfg.Validate()
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", c.name, err)
+		}
 	}
 }
 

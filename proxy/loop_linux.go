@@ -9,6 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// loopsExist says whether this system has event loops.
+const loopsExist = true
+
 const (
 	// loopBuffer is the buffer that the sessions of a loop read into, one after the other.
 	loopBuffer = 128 << 10

@@ -7,6 +7,9 @@ import (
 	"time"
 )
 
+// loopsExist says whether this system has event loops.
+const loopsExist = false
+
 // loop and looped are for Linux; elsewhere each session has its pumps.
 type loop struct{}
 

@@ -48,6 +48,12 @@ func startProxy(t testing.TB, options ...option) *proxied {
 	cfg := DefaultConfig()
 	cfg.Upstream = net.JoinHostPort(cluster.Host, strconv.Itoa(cluster.Port))
 	cfg.DrainTimeout = 0
+	if loops := os.Getenv("KOLDPROXY_TEST_EVENT_LOOPS"); loops != "" { // all tests with loops, or without: they are to agree
+		var err error
+		if cfg.EventLoops, err = strconv.Atoi(loops); err != nil {
+			t.Fatal(err)
+		}
+	}
 	registry, logged := prometheus.NewRegistry(), &syncBuffer{}
 	deps := Deps{
 		Metrics: NewMetrics(registry),

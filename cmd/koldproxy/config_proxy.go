@@ -76,6 +76,11 @@ type proxySection struct {
 	// KeepAlive is the time between TCP keepalive probes on both sides; a peer that is silent for four of them is gone. 0
 	// turns this off.
 	KeepAlive duration `toml:"keepalive"`
+	// EventLoops is how many event loops carry the sessions that have no TLS, on Linux: -1 is none (each session has
+	// goroutines of its own), 0 one per four processors. BusyPoll is how long a loop without work looks for some before it
+	// sleeps: processor time for latency; 0 is not at all.
+	EventLoops int      `toml:"event_loops"`
+	BusyPoll   duration `toml:"busy_poll"`
 	// InspectBytes is the largest statement that is searched for statements of koldproxy's; HoldBytes bounds an answer that
 	// is held back while cold rows are fetched.
 	InspectBytes int `toml:"inspect_bytes"`
@@ -102,6 +107,8 @@ func defaultProxySection() proxySection {
 		CancelTimeout:        duration(pc.CancelTimeout),
 		DrainTimeout:         duration(3 * time.Second), // SIGTERM ends the process within five seconds
 		KeepAlive:            duration(pc.KeepAlive),
+		EventLoops:           pc.EventLoops,
+		BusyPoll:             duration(pc.BusyPoll),
 		InspectBytes:         pc.InspectBytes,
 		HoldBytes:            pc.HoldBytes,
 	}
@@ -136,6 +143,8 @@ func (c *config) proxyConfig(pg *pgx.ConnConfig) proxy.Config {
 		CancelTimeout:            time.Duration(p.CancelTimeout),
 		DrainTimeout:             time.Duration(p.DrainTimeout),
 		KeepAlive:                time.Duration(p.KeepAlive),
+		EventLoops:               p.EventLoops,
+		BusyPoll:                 time.Duration(p.BusyPoll),
 		ProxyProtocolFrom:        p.ProxyProtocolFrom,
 		ApplicationNameAddHost:   p.ApplicationNameAddHost,
 		InspectBytes:             p.InspectBytes,

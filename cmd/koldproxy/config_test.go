@@ -133,12 +133,13 @@ func TestValidateAsksThePackages(t *testing.T) {
 	t.Parallel()
 	c, err := loadConfig(&options{set: []string{
 		"postgres.dsn=postgres://h/d", "postgres.databases=d", "proxy.client_tls=require", "proxy.server_tls=verify-ca", "proxy.max_connections=0", "apply.batch_rows=0",
+		"proxy.event_loops=-1", "proxy.busy_poll=50us",
 	}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	err = c.validate()
-	for _, key := range []string{"proxy.client_tls", "proxy.server_tls", "proxy.max_connections", "apply.batch_rows"} {
+	for _, key := range []string{"proxy.client_tls", "proxy.server_tls", "proxy.max_connections", "proxy.busy_poll", "apply.batch_rows"} {
 		if err == nil || !strings.Contains(err.Error(), key) {
 			t.Errorf("%s is missing in:\n%v", key, err)
 		}
