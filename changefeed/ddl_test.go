@@ -3,6 +3,7 @@ package changefeed_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 
@@ -81,6 +82,28 @@ func TestOddNames(t *testing.T) {
 		h.expect(fmt.Sprintf(`SELECT pk, op FROM koldstore.changes_since('"S.é"."%s"')`, table), `{"a\"b": 1, "it's \\": "x"} 3`, `{"a\"b": 2, "it's \\": "x"} 3`)
 	}
 	h.expect(`SELECT count(*) FROM koldstore.quarantine`, "0")
+}
+
+// Predicates are judged by a role that may use no schema but koldproxy's, whatever types of other schemas they name.
+func TestSchemaThatNobodyElseMayUse(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(`CREATE SCHEMA private`, `SET search_path = private`, `CREATE TYPE pair AS (a int, b text)`, `CREATE TYPE mood AS ENUM ('sad', 'happy')`,
+		`CREATE TABLE t (id int PRIMARY KEY, p pair, m mood, v int)`)
+	for i, predicate := range []string{"v > 0", "(p).a > 0", "p <> ROW(0, '')::pair", "m = 'happy'"} {
+		h.stream(fmt.Sprint("s", i), "t", predicate)
+	}
+	_, err := h.app.Exec(t.Context(), `CALL koldstore.create_stream(NULL, 'x', NULL, 't', 't <> ROW(0, NULL, NULL, NULL)::t')`)
+	if err == nil || !strings.Contains(err.Error(), "names the row type of its own table") {
+		t.Errorf("a predicate that names the row type of its table: %v", err)
+	}
+	h.exec(`INSERT INTO t VALUES (1, ROW(1, 'b'), 'happy', 1)`, `UPDATE t SET id = 2`, `UPDATE t SET p = ROW(0, ''), m = 'sad', v = 0`, `UPDATE t SET p = ROW(1, 'c'), m = 'happy', v = 1`, `DELETE FROM t`)
+	h.fence()
+	for i := range 4 {
+		h.expect(fmt.Sprintf(`SELECT op, k FROM private._stream_s%d ORDER BY id`, i), "put 1", "delete 1", "put 2", "exit 2", "put 2", "delete 2")
+	}
+	h.expect(`SELECT count(*) FROM koldstore.quarantine`, "0")
+	h.expect(`SELECT DISTINCT state FROM koldstore.stream`, "active")
 }
 
 // Streams and columns come and go while writers write: no event is lost to a catalog that changed between two statements.

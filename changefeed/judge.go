@@ -214,16 +214,8 @@ func (j *judge) askAlone(ctx context.Context, q *question, streams []int) error 
 			continue
 		}
 		s := j.table.streams[i]
-		if pg != nil {
-			q.answer.matches[i], err = j.target.eval.matches(ctx, j.tx, s.predicateOID, q.literal)
-		} else {
-			var answers []evaluated
-			if answers, err = j.rows(ctx, []string{q.literal}, []int{i}, !q.shown()); err == nil {
-				q.answer.take(answers[0], []int{i})
-			}
-		}
-		failure := raised(err)
-		if err != nil && failure == nil {
+		var failure *pgconn.PgError
+		if q.answer.matches[i], failure, err = j.matchAlone(ctx, s, q.literal); err != nil {
 			return err
 		}
 		if failure == nil {
@@ -238,6 +230,18 @@ func (j *judge) askAlone(ctx context.Context, q *question, streams []int) error 
 		}
 	}
 	return nil
+}
+
+// matchAlone asks the predicate's own function, which is the last word about it, and returns what it raised, if so.
+func (j *judge) matchAlone(ctx context.Context, s *stream, literal string) (yes bool, failure *pgconn.PgError, err error) {
+	err = j.patiently(ctx, func() error {
+		yes, err = j.target.eval.matches(ctx, j.tx, s.predicateOID, literal)
+		return err
+	})
+	if failure = raised(err); failure != nil {
+		err = nil
+	}
+	return yes, failure, err
 }
 
 // showAlone asks for the image of one row and returns why there is none, if so. Whether that matters, its predicates may
@@ -287,23 +291,31 @@ func (j *judge) rows(ctx context.Context, literals []string, streams []int, imag
 	for i, s := range streams {
 		predicates[i] = j.table.streams[s].predicateOID
 	}
-	for attempt := 1; ; attempt++ {
-		answers, err := j.evaluate(ctx, literals, predicates, images)
+	var answers []evaluated
+	err := j.patiently(ctx, func() (err error) {
+		answers, err = j.evaluate(ctx, literals, predicates, images)
 		for i := range answers {
 			if err == nil && images && !strings.HasPrefix(answers[i].image, "{") {
 				err = &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "22023", Message: "the row does not become a JSON object"}
 			}
 		}
+		return err
+	})
+	return answers, err
+}
+
+// patiently repeats a question while its error may pass.
+func (j *judge) patiently(ctx context.Context, question func() error) error {
+	for attempt := 1; ; attempt++ {
+		err := question()
 		pg := raised(err)
 		if pg == nil {
-			return answers, err
+			return err
 		}
-		wait, waitErr := j.mayPass(ctx, pg, attempt)
-		if waitErr != nil {
-			return nil, waitErr
-		}
-		if !wait {
-			return nil, err
+		if wait, waitErr := j.mayPass(ctx, pg, attempt); waitErr != nil {
+			return waitErr
+		} else if !wait {
+			return err
 		}
 	}
 }

@@ -396,18 +396,20 @@ END $$;
 
 -- inlined takes a predicate function apart if it uses nothing but PostgreSQL itself: what it says, which fields of the row it calls
 -- what, and the name of the row in it. NULL if it calls code of users, which only the function itself may run (with the rights
--- of the table's owner), or if its text is not what create_stream writes.
-CREATE FUNCTION koldstore.inlined(fn oid, OUT judged text, OUT used text, OUT alias text)
+-- of the table's owner), if it names another type than that of the row, or if its text is not what create_stream writes. reader is
+-- the function that reads a literal of its row.
+CREATE FUNCTION koldstore.inlined(fn oid, row_type oid, OUT judged text, OUT used text, OUT alias text, OUT reader text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     -- An expression that PostgreSQL would name a column after (CASE, coalesce, a function) has that name behind it.
-    SELECT pg_catalog.regexp_replace(p.parts[1], '\s+AS ("(?:[^"]|"")*"|[^\s",()]+)$', ''), p.parts[2], p.parts[4]
+    SELECT pg_catalog.regexp_replace(p.parts[1], '\s+AS ("(?:[^"]|"")*"|[^\s",()]+)$', ''), p.parts[2], p.parts[4],
+        (SELECT 'row_' || pg_catalog.substring(f.proname, '^predicate_([0-9]+)_of_stream_') FROM pg_catalog.pg_proc f WHERE f.oid = fn)
     FROM (SELECT pg_catalog.regexp_match(pg_catalog.pg_get_function_sqlbody(fn),
         '^\s*RETURN \(SELECT (.*) FROM \(SELECT ((?:, |\(x\.r\)\.("(?:[^"]|"")*"|[^\s",()]+) AS (?:"(?:[^"]|"")*"|[^\s",()]+))+) FROM \(SELECT \(\$1\)::.* AS r OFFSET 0\) x\) (.*)\)\s*$') AS parts) AS p
     WHERE p.parts[4] <> '_ks' AND NOT EXISTS (
         SELECT FROM pg_catalog.pg_depend d
         WHERE d.classid = 'pg_catalog.pg_proc'::regclass AND d.objid = fn AND d.deptype = 'n'
           AND d.refclassid NOT IN ('pg_catalog.pg_namespace'::regclass, 'pg_catalog.pg_class'::regclass)
-          AND NOT (d.refclassid = 'pg_catalog.pg_type'::regclass AND EXISTS (SELECT FROM pg_catalog.pg_type t WHERE t.oid = d.refobjid AND t.typrelid <> 0)))
+          AND NOT (d.refclassid = 'pg_catalog.pg_type'::regclass AND d.refobjid = row_type))
 $$;
 
 -- judge_query writes the query for judge_rows about rows of a type. Predicates that use nothing but PostgreSQL itself become parts of it,
@@ -418,12 +420,13 @@ DECLARE
     words  text;
     tables text;
     fields text;
+    reader text;
 BEGIN
     WITH p AS MATERIALIZED (
         SELECT u.ord, u.fn, i.*
         FROM pg_catalog.unnest(predicates) WITH ORDINALITY AS u(fn, ord)
         -- A cast that somebody has made would be another way from the text to the row.
-        LEFT JOIN LATERAL koldstore.inlined(u.fn) AS i ON NOT EXISTS (SELECT FROM pg_catalog.pg_cast c WHERE c.casttarget = row_type)),
+        LEFT JOIN LATERAL koldstore.inlined(u.fn, row_type) AS i ON NOT EXISTS (SELECT FROM pg_catalog.pg_cast c WHERE c.casttarget = row_type)),
     item AS MATERIALIZED (
         SELECT p.ord, p.alias, a.attnum, m.parts[2] AS name
         FROM p
@@ -433,7 +436,7 @@ BEGIN
     clash AS ( -- one name for several columns, which were renamed meanwhile
         SELECT i.alias, i.name FROM item i GROUP BY 1, 2 HAVING pg_catalog.count(DISTINCT i.attnum) > 1),
     inline AS MATERIALIZED (
-        SELECT p.ord, p.alias, p.judged FROM p
+        SELECT p.ord, p.alias, p.judged, p.reader FROM p
         WHERE p.judged IS NOT NULL AND NOT EXISTS (SELECT FROM item i JOIN clash c ON c.alias = i.alias AND c.name = i.name WHERE i.ord = p.ord))
     SELECT
         (SELECT pg_catalog.string_agg(w.word, ', ' ORDER BY w.n)
@@ -445,12 +448,13 @@ BEGIN
                FROM item i JOIN inline l ON l.ord = i.ord GROUP BY i.alias) AS t),
         (SELECT pg_catalog.string_agg(DISTINCT pg_catalog.format(', (s.r).%I AS c%s', a.attname, a.attnum), '')
          FROM item i JOIN inline l ON l.ord = i.ord
-         JOIN pg_catalog.pg_type t ON t.oid = row_type JOIN pg_catalog.pg_attribute a ON a.attrelid = t.typrelid AND a.attnum = i.attnum)
-    INTO words, tables, fields;
+         JOIN pg_catalog.pg_type t ON t.oid = row_type JOIN pg_catalog.pg_attribute a ON a.attrelid = t.typrelid AND a.attnum = i.attnum),
+        (SELECT pg_catalog.format('koldstore.%I(l.literal)', min(l.reader)) FROM inline l)
+    INTO words, tables, fields, reader;
     RETURN pg_catalog.format(
         'SELECT _ks.ord, ARRAY[%s]::bigint[]
          FROM (SELECT s.ord, s.literal%s FROM (SELECT l.ord, l.literal, %s AS r FROM pg_catalog.unnest($1) WITH ORDINALITY AS l(literal, ord) OFFSET 0) AS s OFFSET 0) AS _ks%s',
-        words, fields, CASE WHEN tables IS NULL THEN 'NULL' ELSE 'l.literal::' || row_type::pg_catalog.regtype END, tables);
+        words, fields, coalesce(reader, 'NULL'), tables);
 END $$;
 
 -- judge_rows runs such a query about literals. matches holds 60 predicates in each of its numbers, the first in the lowest bit.

@@ -220,6 +220,11 @@ BEGIN
             HINT = 'Compare with values of the domain''s base type.';
     END IF;
 
+    IF EXISTS (SELECT FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_index i ON i.indexrelid = probe JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
+               WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = probe AND d.refclassid = 'pg_catalog.pg_type'::regclass AND d.refobjid = c.reltype) THEN
+        RAISE EXCEPTION 'the predicate names the row type of its own table' USING ERRCODE = '0A000', HINT = 'Compare columns, or the row with ROW(…).';
+    END IF;
+
     PERFORM koldstore.publish(rel);
     source := rel::regclass::text;
     SELECT pg_catalog.pg_get_userbyid(c.relowner) INTO owner FROM pg_catalog.pg_class c WHERE c.oid = rel;
@@ -245,6 +250,11 @@ BEGIN
     EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO CURRENT_USER, koldproxy_eval', fn);
     PERFORM koldstore.hand_over(fn, owner);
     EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO CURRENT_USER, koldproxy_eval', fn);
+    -- How judge_query reads rows: koldproxy_eval may lack USAGE on the table's schema, and so could not name the type itself. It
+    -- is planned into the query.
+    EXECUTE pg_catalog.format('CREATE FUNCTION koldstore.%1$I(text) RETURNS %2$s LANGUAGE sql STABLE RETURN $1::%2$s', 'row_' || id, source);
+    EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION koldstore.%I(text) FROM PUBLIC', 'row_' || id);
+    EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION koldstore.%I(text) TO koldproxy_eval', 'row_' || id);
 
     -- For SHOW STREAMS alone: it is written out with today's names. The alias is what PostgreSQL may put in front of columns; a
     -- predicate about the row as a whole needs the table's name in its place.
@@ -365,6 +375,7 @@ BEGIN
         EXECUTE pg_catalog.format('DROP FUNCTION %s', s.predicate_fn::regprocedure);
     END IF;
     EXECUTE pg_catalog.format('DROP VIEW IF EXISTS koldstore.%I', 'when_' || s.stream_id);
+    EXECUTE pg_catalog.format('DROP FUNCTION IF EXISTS koldstore.%I(text)', 'row_' || s.stream_id);
     EXECUTE pg_catalog.format('DROP FUNCTION IF EXISTS koldstore.%I(text[], bigint)', 'reader_' || s.stream_id);
     UPDATE koldstore.job j SET status = 'cancelled', ended_at = pg_catalog.clock_timestamp()
     WHERE j.job_id = s.seed_job AND j.status IN ('queued', 'running');
