@@ -78,6 +78,28 @@ func TestTimeIsLinear(t *testing.T) {
 	}
 }
 
+// TestAMillionDeep gives the longest texts there may be of the kinds that recurse in a parser. A step for each pair of
+// characters would take hours, and a stack that grows with them would end the process.
+func TestAMillionDeep(t *testing.T) {
+	t.Parallel()
+	const n = 1_000_000
+	for name, sql := range map[string]string{
+		"in a value": "SELECT FROM t ORDER BY a LIMIT 1 AFTER (" + strings.Repeat("(", n/2) + "1" + strings.Repeat(")", n/2) + ")",
+		"in WHERE":   "SELECT FROM t WHERE " + strings.Repeat("(", n/2) + "1" + strings.Repeat(")", n/2) + " ORDER BY a LIMIT 1 AFTER (1)",
+		"brackets":   "CREATE STREAM s ON t WHEN (a" + strings.Repeat("[", n/2) + "1" + strings.Repeat("]", n/2) + ")",
+		"comments":   hostile["comments"](n),
+		"operators":  hostile["operators"](n),
+		"nested":     hostile["AFTER nested in lists"](n / 2),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if r := Rewrite(sql, conforming); len(sql) > MaxTextBytes || len(r.SQL) > 16*len(sql) {
+				t.Errorf("grew from %d to %d bytes", len(sql), len(r.SQL))
+			}
+		})
+	}
+}
+
 func TestNeedsLookDoesNotAllocate(t *testing.T) {
 	body := []byte(strings.Repeat("SELECT abalance FROM pgbench_accounts WHERE aid = $1; ", 20))
 	if n := testing.AllocsPerRun(100, func() { _ = NeedsLook(body) }); n != 0 {

@@ -3,8 +3,10 @@ package rewrite
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
@@ -80,6 +82,36 @@ func TestParametersTakeTheTypeOfTheirKey(t *testing.T) {
 		}
 		if !slices.Equal(s.ParamOIDs, c.want) {
 			t.Errorf("%s: got %v, want %v", c.sql, s.ParamOIDs, c.want)
+		}
+	}
+}
+
+// TestAfterWithParametersAndPlans runs AFTER with $n in the extended protocol and under EXPLAIN.
+func TestAfterWithParametersAndPlans(t *testing.T) {
+	t.Parallel()
+	conn := connect(t)
+	exec(t, conn, "CREATE TABLE t (id int PRIMARY KEY, a int); INSERT INTO t SELECT i, i % 3 FROM generate_series(1, 9) i")
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		rows, err := conn.Query(context.Background(), mustRewrite(t, "SELECT id FROM t ORDER BY a DESC, id LIMIT $1 AFTER ($2, $3) OFFSET $4"), mode, 3, 1, 4, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := pgx.CollectRows(rows, pgx.RowTo[int]); err != nil || !slices.Equal(got, []int{3, 6, 9}) {
+			t.Errorf("%v: %v, %v", mode, got, err)
+		}
+	}
+	for _, sql := range []string{
+		"EXPLAIN (ANALYZE, TIMING OFF) SELECT id FROM t ORDER BY id LIMIT 2 AFTER (3)",
+		"EXPLAIN ANALYZE CREATE TABLE made AS SELECT id FROM t ORDER BY id LIMIT 2 AFTER (3)",
+		"PREPARE p AS SELECT id FROM t ORDER BY id FETCH FIRST 2 ROWS ONLY AFTER ($1); EXPLAIN ANALYZE EXECUTE p (3)",
+	} {
+		results, err := conn.PgConn().Exec(context.Background(), mustRewrite(t, sql)).ReadAll()
+		if err != nil {
+			t.Errorf("%s: %v", sql, err)
+			continue
+		}
+		if plan := string(results[len(results)-1].Rows[0][0]); !strings.Contains(plan, "rows=2") {
+			t.Errorf("%s: %s", sql, plan)
 		}
 	}
 }
