@@ -133,6 +133,7 @@ var (
 	commits = regexp.MustCompile(`(?i)(commit|rollback)\b`) // spi_commit, too
 	calls   = regexp.MustCompile(`(?is)\bcall` + gap + `+"?(\w+)`)
 	several = regexp.MustCompile(`(?s);\s*\S`)
+	quoted  = regexp.MustCompile(`(?s)'[^']*'|"[^"]*"|\$\w*\$.*?\$\w*\$|--[^\n\r]*|/\*.*?\*/`)
 	// What PostgreSQL refuses behind a savepoint.
 	isolates = regexp.MustCompile(`(?is)\bset` + gap + `+transaction\b`)
 	// What it may refuse behind a query, with BEGIN, START or SET in front. To take something else for it costs nothing.
@@ -149,14 +150,14 @@ func (t *text) classify(sql string) {
 	switch first {
 	case "fetch", "move", "close", "begin", "start", "commit", "end", "rollback", "abort", "savepoint", "release", "set", "reset", "show",
 		"listen", "unlisten", "notify", "prepare", "deallocate", "discard", "lock", "vacuum", "checkpoint", "load", "cluster", "reindex":
-		if !several.MatchString(sql) {
+		if !isSeveral(sql) {
 			return // it evaluates nothing, or a cursor that an error ends for good
 		}
 	}
 	t.mayDemand = true
 	t.noPoint, t.noQuery = isolates.MatchString(sql), foremost.MatchString(sql)
 	t.ownWay = lasting.MatchString(sql)
-	if !several.MatchString(sql) {
+	if !isSeveral(sql) {
 		switch first {
 		case "do":
 			t.alone = commits.MatchString(sql) || callsOthers(sql)
@@ -169,6 +170,9 @@ func (t *text) classify(sql string) {
 		}
 	}
 }
+
+// isSeveral says whether a text is of several statements. What is in quotes or a comment does not end one.
+func isSeveral(sql string) bool { return several.MatchString(quoted.ReplaceAllString(sql, " ")) }
 
 // callsOthers says whether a procedure is called that is not one of koldproxy's own, which never commit.
 func callsOthers(sql string) bool {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -154,6 +155,56 @@ func TestShowStreamsKnowsThisInstance(t *testing.T) {
 	}
 }
 
+// changingStats counts one consumer more each time it is asked.
+type changingStats struct{ asked atomic.Int64 }
+
+func (s *changingStats) StreamStats(string) json.RawMessage {
+	return fmt.Appendf(nil, `{"s":{"consumers":%d,"lag":0}}`, s.asked.Add(1))
+}
+
+// A prepared SHOW STREAMS has the numbers of its execution, in and outside of transaction blocks and in batches.
+func TestPreparedShowStreamsCountsWhenItRuns(t *testing.T) {
+	t.Parallel()
+	p := startProxy(t, func(_ *Config, d *Deps) { d.StreamStats, d.Fulfiller = &changingStats{}, &fakeFulfiller{} })
+	direct := p.cluster.TestDatabase(t)
+	p.prepare(t, direct, standIn+"CREATE TABLE t (i int PRIMARY KEY)")
+	conn := connect(t, p.dsn(t, direct))
+	mustExec(t, conn, "CREATE STREAM s ON t WHEN (i > 0)")
+	if _, err := conn.Prepare(within(t), "shown", "SHOW STREAMS"); err != nil {
+		t.Fatal(err)
+	}
+	last := 0
+	show := func(scan func(dest ...any) error, how string) {
+		t.Helper()
+		var consumers int
+		if err := scan(nil, nil, nil, &consumers, nil); err != nil || consumers <= last {
+			t.Errorf("%s: %d consumers after %d, %v", how, consumers, last, err)
+		}
+		last = consumers
+	}
+	for _, how := range []string{"alone", "again", "BEGIN", "in a block", "COMMIT", "behind it"} {
+		if strings.ToUpper(how) == how {
+			mustExec(t, conn, how)
+			continue
+		}
+		show(conn.QueryRow(within(t), "shown").Scan, how)
+	}
+	batch := &pgx.Batch{}
+	for range 3 {
+		batch.Queue("shown")
+	}
+	results := conn.SendBatch(within(t), batch)
+	for i := range 3 {
+		show(results.QueryRow().Scan, fmt.Sprintf("number %d of a batch", i))
+	}
+	if err := results.Close(); err != nil {
+		t.Error(err)
+	}
+	if status := conn.PgConn().TxStatus(); status != 'I' {
+		t.Errorf("transaction status %c", status)
+	}
+}
+
 func TestServeSaysWhenItsListenerBreaks(t *testing.T) {
 	t.Parallel()
 	p := startProxy(t)
@@ -178,7 +229,14 @@ func TestClassify(t *testing.T) {
 		"SELECT pg_advisory_lock(1), changes_since()":                                    {mayDemand: true, ownWay: true},
 		"SELECT pg_advisory_xact_lock(1), changes_since()":                               {mayDemand: true},
 		"SET TRANSACTION READ ONLY; SELECT changes_since()":                              {mayDemand: true, noPoint: true},
-		"DO $$ BEGIN COMMIT; PERFORM changes_since(); END $$":                            {mayDemand: true},
+		"DO $$ BEGIN CALL p(); END $$ -- ; x":                                            {mayDemand: true, alone: true},
+		"CALL p('; x')":                                                                  {mayDemand: true, alone: true},
+		"CALL p(); SELECT changes_since()":                                               {mayDemand: true},
+		"DO $$ BEGIN CALL p() END $$":                                                    {mayDemand: true, alone: true},
+		"DO $$ BEGIN CALL koldstore.flush_table() END $$":                                {mayDemand: true},
+		"DO $$ spi_commit() $$":                                                          {mayDemand: true, alone: true},
+		"SET /* x */ TRANSACTION READ ONLY; SELECT changes_since()":                      {mayDemand: true, noPoint: true},
+		"DO $$ BEGIN COMMIT; PERFORM changes_since(); END $$":                            {mayDemand: true, alone: true},
 		"DO $$ BEGIN COMMIT PERFORM changes_since() END $$":                              {mayDemand: true, alone: true},
 		"/* a /* b */ */ do $$ BEGIN changes_since() rollback$$":                         {mayDemand: true, alone: true},
 		"-- x\n call p(changes_since())":                                                 {mayDemand: true, alone: true},
