@@ -94,25 +94,34 @@ func (c *config) assign(f field, text, origin string) error {
 	return nil
 }
 
-var keywordPassword = regexp.MustCompile(`(?i)(password\s*=\s*)('(?:[^'\\]|\\.)*'|\S+)`)
+var (
+	keywordPassword = regexp.MustCompile(`(?i)(password\s*=\s*)('(?:[^'\\]|\\.)*'|\S+)`)
+	secretName      = regexp.MustCompile(`(?i)password|secret|token|key|signature`)
+)
 
 // shown is the value for people to see: secrets are masked.
 func (f field) shown() any {
-	if f.key != "postgres.dsn" {
+	switch {
+	case f.value.Kind() == reflect.Slice && f.value.IsNil():
+		return []string{} // null is no TOML
+	case f.value.Kind() != reflect.String:
 		return f.value.Interface()
 	}
-	dsn := f.value.String()
-	if u, err := url.Parse(dsn); err == nil && u.Scheme != "" {
+	text := f.value.String()
+	if u, err := url.Parse(text); err == nil && u.Scheme != "" && (u.User != nil || u.RawQuery != "") {
 		query := u.Query()
 		for name := range query {
-			if strings.Contains(strings.ToLower(name), "password") {
+			if secretName.MatchString(name) {
 				query.Set(name, "xxxxx")
 			}
 		}
 		u.RawQuery = query.Encode()
 		return u.Redacted()
 	}
-	return keywordPassword.ReplaceAllString(dsn, "${1}xxxxx")
+	if f.key != "postgres.dsn" {
+		return text
+	}
+	return keywordPassword.ReplaceAllString(text, "${1}xxxxx")
 }
 
 func newConfigCommand(opts *options) *cobra.Command {

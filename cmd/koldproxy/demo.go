@@ -75,6 +75,7 @@ func (d *demoOptions) run(ctx context.Context, cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	log.Info().Str("version", release).Msg("demo starts")
 	cluster, err := localpg.Start(ctx, clusterConfig)
 	if err != nil {
 		return d.unlessTold(ctx, err)

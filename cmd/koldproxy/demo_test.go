@@ -116,11 +116,12 @@ func TestDemoEndsWithAFenceThatHangs(t *testing.T) {
 
 func TestDemoIsToldWhileItStarts(t *testing.T) {
 	t.Parallel()
-	for _, after := range []time.Duration{0, 200 * time.Millisecond, 700 * time.Millisecond, 1500 * time.Millisecond} {
+	for _, after := range []time.Duration{0, time.Millisecond, 200 * time.Millisecond, 700 * time.Millisecond} {
 		t.Run(after.String(), func(t *testing.T) {
 			t.Parallel()
 			p := start(t, demoArgs()...)
 			if after > 0 {
+				p.starts()
 				time.Sleep(after) // the moment is what is tested, not waited for
 				p.stop(syscall.SIGTERM)
 				return
@@ -133,11 +134,12 @@ func TestDemoIsToldWhileItStarts(t *testing.T) {
 
 func TestTourIsInterrupted(t *testing.T) {
 	t.Parallel()
-	for _, after := range []time.Duration{300 * time.Millisecond, 800 * time.Millisecond, 0} {
+	for _, after := range []time.Duration{time.Millisecond, 500 * time.Millisecond, 0} {
 		t.Run(after.String(), func(t *testing.T) {
 			t.Parallel()
 			p := start(t, demoArgs("--tour")...)
 			if after > 0 {
+				p.starts()
 				time.Sleep(after) // the moment is what is tested, not waited for
 			} else {
 				p.line("-- right") // in the middle of the tour

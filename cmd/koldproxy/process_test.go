@@ -114,6 +114,16 @@ func (p *process) line(prefix string) string {
 	}
 }
 
+// starts waits until a demo has begun to work: before main has a handler, a signal just ends the process.
+func (p *process) starts() {
+	p.t.Helper()
+	for end := time.Now().Add(processTimeout); !strings.Contains(p.output(), "demo starts"); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) || p.ended() {
+			p.t.Fatalf("the demo does not start:\n%s", p.output())
+		}
+	}
+}
+
 // stop sends a signal and expects exit code 0 within five seconds.
 func (p *process) stop(sig os.Signal) {
 	p.t.Helper()
