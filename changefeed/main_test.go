@@ -3,6 +3,7 @@ package changefeed_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -36,18 +37,44 @@ type host struct {
 	stop    func()
 }
 
+// migrated makes the database that those of all hosts are copies of.
+var migrated struct {
+	once sync.Once
+	err  error
+}
+
+func migrate(cluster *localpg.Cluster) error {
+	ctx := context.Background()
+	admin, err := pgx.Connect(ctx, cluster.DSN("postgres", "", ""))
+	if err != nil {
+		return err
+	}
+	defer admin.Close(ctx)
+	if _, err := admin.Exec(ctx, `CREATE DATABASE migrated`); err != nil {
+		return err
+	}
+	conn, err := pgx.Connect(ctx, cluster.DSN("migrated", "", ""))
+	if err != nil {
+		return err
+	}
+	err = migrations.Up(ctx, conn)
+	return errors.Join(err, conn.Close(ctx))
+}
+
 // newHost makes a host whose applier has run once, so that the slot exists, and runs.
 func newHost(t *testing.T) *host {
 	t.Helper()
 	cluster := localpg.TestCluster(t)
-	dsn := cluster.TestDatabase(t)
+	migrated.once.Do(func() { migrated.err = migrate(cluster) })
+	must(t, migrated.err)
+	dsn := cluster.TestDatabaseLike(t, "migrated")
 	ctx := t.Context()
 	admin, err := pgx.Connect(ctx, dsn)
 	must(t, err)
 	defer admin.Close(context.Background())
-	must(t, migrations.Up(ctx, admin))
 	name := admin.Config().Database
 	for _, sql := range []string{
+		`UPDATE koldstore.checkpoint SET slot_name = 'koldproxy_' || (SELECT oid FROM pg_database WHERE datname = current_database())`, // a copy has that of the original
 		fmt.Sprintf(`CREATE ROLE app_%s LOGIN PASSWORD 'app'`, name),
 		fmt.Sprintf(`ALTER SCHEMA public OWNER TO app_%s`, name),
 		fmt.Sprintf(`GRANT CREATE ON DATABASE %s TO app_%s`, name, name),

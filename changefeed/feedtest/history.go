@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -49,8 +50,10 @@ func NewHistory(table string, keys int, seed uint64) *History {
 	return &History{Table: table, Keys: keys, Truncate: true, rand: rand.New(rand.NewPCG(seed, seed))} //nolint:gosec // repeatable, not secret
 }
 
-// Step runs one random transaction. Conflicts with other writers (unique keys, deadlocks, lock timeouts) roll it back and
-// are no error.
+// conflicts are what other writers may cause: rows moved to another partition, unique keys, deadlocks, lock timeouts.
+var conflicts = []string{"40001", "23505", "40P01", "55P03"}
+
+// Step runs one random transaction. Conflicts with other writers roll it back and are no error.
 func (h *History) Step(ctx context.Context, conn *pgx.Conn) error {
 	err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 		for range 1 + h.rand.IntN(5) {
@@ -64,7 +67,7 @@ func (h *History) Step(ctx context.Context, conn *pgx.Conn) error {
 		return nil
 	})
 	var pg *pgconn.PgError
-	if errors.Is(err, errRollback) || errors.As(err, &pg) && (pg.Code == "23505" || pg.Code == "40P01" || pg.Code == "55P03") {
+	if errors.Is(err, errRollback) || errors.As(err, &pg) && slices.Contains(conflicts, pg.Code) {
 		return nil
 	}
 	return err

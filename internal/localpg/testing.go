@@ -73,6 +73,12 @@ func Run(m interface{ Run() int }, options ...goleak.Option) int {
 // dropped together with its connections and replication slots.
 func (c *Cluster) TestDatabase(tb TB) string {
 	tb.Helper()
+	return c.TestDatabaseLike(tb, "template1")
+}
+
+// TestDatabaseLike is [Cluster.TestDatabase] with a copy of a database that nobody is connected to.
+func (c *Cluster) TestDatabaseLike(tb TB, template string) string {
+	tb.Helper()
 	ctx := context.Background()
 	name := "test_" + strings.ToLower(randomName(10))
 	admin, err := pgx.Connect(ctx, c.DSN("postgres", "", ""))
@@ -80,7 +86,7 @@ func (c *Cluster) TestDatabase(tb TB) string {
 		tb.Fatalf("connect to the test cluster: %v\nend of its log:\n%s", err, tail(c.LogPath, logLines))
 	}
 	defer admin.Close(ctx)
-	if _, err := admin.Exec(ctx, "CREATE DATABASE "+name); err != nil {
+	if _, err := admin.Exec(ctx, "CREATE DATABASE "+name+" TEMPLATE "+template); err != nil {
 		tb.Fatalf("create database %s: %v", name, err)
 	}
 	tb.Cleanup(func() {
