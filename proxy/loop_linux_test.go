@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"net"
 	"os"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -126,10 +128,8 @@ func TestPanicInALoop(t *testing.T) {
 	if len(sessions) != 2 {
 		t.Fatalf("%d sessions", len(sessions))
 	}
-	done := make(chan struct{})
 	broken := sessions[0]
-	broken.looped.loop.ask(func() { broken.tracker = nil; close(done) })
-	<-done
+	p.inside(t, broken, func() { broken.tracker = nil }) // the next message panics with broken.mu held
 	ends := 0
 	for _, w := range []*wire{victim, other} {
 		w.send(t, parseMessage(t, `Q "SELECT 2"`), 0)
@@ -140,7 +140,103 @@ func TestPanicInALoop(t *testing.T) {
 	if ends != 1 {
 		t.Errorf("%d sessions have ended", ends)
 	}
+	<-broken.ended
+	if !broken.mu.TryLock() {
+		t.Fatal("the session's lock is held for ever")
+	}
+	broken.mu.Unlock()
 	p.backends(t, direct, 1)
+}
+
+// inside has a session's loop call f and waits for that.
+func (p *proxied) inside(t testing.TB, s *session, f func()) {
+	t.Helper()
+	ctx := within(t)
+	for {
+		s.mu.Lock()
+		x := s.looped
+		s.mu.Unlock()
+		if x == nil { // on its way into the loop
+			if ctx.Err() != nil {
+				t.Fatal("the session is in no loop")
+			}
+			continue
+		}
+		done := make(chan struct{})
+		x.loop.ask(func() { f(); close(done) })
+		<-done
+		return
+	}
+}
+
+// TestHalfClose has a client say that it will say no more, in front of answers that do not fit into the sockets.
+func TestHalfClose(t *testing.T) {
+	t.Parallel()
+	for _, loops := range []int{-1, 1} {
+		p := startProxy(t, func(c *Config, _ *Deps) { c.EventLoops = loops })
+		direct := p.cluster.TestDatabase(t)
+		w := dialWire(t, p.dsn(t, direct))
+		const rows = 2000
+		w.send(t, joined(
+			parseMessage(t, `Q "SELECT repeat('x', 8000) FROM generate_series(1, 2000)"`),
+			parseMessage(t, `Q "CREATE TABLE last (i int)"`)), 0)
+		if err := w.conn.(*net.TCPConn).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		got, ready := 0, 0
+		for {
+			message, err := w.read()
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch message[0] {
+			case msgDataRow:
+				got++
+			case msgReady:
+				ready++
+			}
+		}
+		if got != rows || ready != 2 {
+			t.Errorf("%d loops: %d rows, %d statements", loops, got, ready)
+		}
+		p.backends(t, direct, 0)
+		var exists bool
+		if err := connect(t, direct).QueryRow(within(t), "SELECT to_regclass('last') IS NOT NULL").Scan(&exists); err != nil || !exists {
+			t.Errorf("%d loops: what was sent ahead of the end was not carried out, %v", loops, err)
+		}
+	}
+}
+
+// TestDrainInALoop is TestDrain for sessions that a loop carries when the time comes, and one that is cut there.
+func TestDrainInALoop(t *testing.T) {
+	t.Parallel()
+	p := startProxy(t, inLoop, func(c *Config, _ *Deps) { c.DrainTimeout = time.Second })
+	direct := p.cluster.TestDatabase(t)
+	idle, busy, stuck := dialWire(t, p.dsn(t, direct)), dialWire(t, p.dsn(t, direct)), dialWire(t, p.dsn(t, direct))
+	for _, w := range []*wire{idle, busy, stuck} {
+		w.send(t, parseMessage(t, `Q "SELECT 1"`), 0)
+		w.until('Z', 1)
+	}
+	busy.send(t, parseMessage(t, `Q "BEGIN"`), 0)
+	busy.until('Z', 1)
+	stuck.send(t, parseMessage(t, `Q "SELECT pg_sleep(1000)"`), 0)
+	if n := p.looping(t); n != 3 {
+		t.Errorf("%d sessions in the loop", n)
+	}
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); p.stop() }()
+	const farewell = `C="57P01"`
+	for name, w := range map[string]*wire{"idle": idle, "in a transaction": busy, "in a statement": stuck} {
+		got := w.until('?', 1)
+		if len(got) < 2 || got[len(got)-1] != "EOF" || !strings.Contains(got[len(got)-2], farewell) {
+			t.Errorf("the session that was %s got %q", name, got)
+		}
+	}
+	<-stopped
+	p.backends(t, direct, 0)
 }
 
 // TestNoDescriptorIsLeftBehind runs many sessions with all kinds of ends.
@@ -167,7 +263,7 @@ func TestNoDescriptorIsLeftBehind(t *testing.T) {
 	session(0)
 	p.backends(t, direct, 0)
 	before := descriptors()
-	for i := range 100 {
+	for i := range 1000 {
 		session(i)
 	}
 	p.backends(t, direct, 0)
