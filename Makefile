@@ -28,6 +28,7 @@ demo: setup build ## run a private PostgreSQL with koldproxy in front (ARGS='--t
 .PHONY: test
 test: setup-test fmt-check lint fuzz ## run everything that must pass: format, lint, short fuzzing, all tests with the race detector
 	go test -race -timeout $(TESTTIME) ./...
+	KOLDPROXY_TEST_EVENT_LOOPS=1 go test -race -timeout $(TESTTIME) ./proxy
 	cd integration/cold && go test -race -timeout $(TESTTIME) ./...
 	@echo "make test: everything passed"
 
@@ -66,8 +67,8 @@ bench-apply: setup build ## compare the applier with PostgreSQL's own subscriber
 	@go run ./internal/benchapply $(ARGS)
 
 .PHONY: bench-proxy
-bench-proxy: setup build ## compare pgbench directly and through koldproxy in one run
-	@.ci/bench-proxy
+bench-proxy: setup build ## compare queries, logins, COPY and memory directly, through PgBouncer and through koldproxy (ARGS=--help)
+	@.ci/bench-proxy $(ARGS)
 
 .PHONY: setup
 setup: ## install what the demo needs and lacks: PostgreSQL binaries, a C compiler, Go modules
