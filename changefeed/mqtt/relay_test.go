@@ -117,6 +117,7 @@ func TestRelay(t *testing.T) {
 			}
 		})
 		stop()
+		_ = sub.Process.Kill() // it would connect again
 		_ = sub.Wait()
 		eventually(t, "the loss is noticed", func() bool { return testutil.ToFloat64(relay.connected) == 0 })
 		dropped := testutil.ToFloat64(relay.dropped)
