@@ -66,9 +66,12 @@ func TestRandomHistories(t *testing.T) {
 	}
 }
 
-// writeHistories lets several writers write while the applier suffers.
+// writeHistories lets several writers write while the applier suffers: so many steps in long tests, a third of them in others.
 func (h *host) writeHistories(seed uint64, writers, steps int) {
 	h.t.Helper()
+	if os.Getenv("KOLDPROXY_TEST_LONG") == "" {
+		steps /= 3
+	}
 	ctx := h.t.Context()
 	var wg sync.WaitGroup
 	for w := range writers {
