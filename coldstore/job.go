@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -41,7 +42,8 @@ type job struct {
 	force bool
 	// startedAt is the claim: whoever takes the job over writes another time, and this process's updates find nothing.
 	startedAt      time.Time
-	rows, segments int64 // progress, also that of earlier claims
+	rows, segments int64         // progress, also that of earlier claims
+	done           chan struct{} // closed when this claim is at its end
 }
 
 // Enqueue queues a flush of a table, or finds the one that is queued or running (status already_running). It does not wait.
@@ -119,22 +121,41 @@ func (s *Store) result(ctx context.Context, id uuid.UUID) (Result, error) {
 func (s *Store) runningHere(id uuid.UUID) <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if done, ok := s.running[id]; ok {
-		return done
+	if j, ok := s.running[id]; ok {
+		return j.done
 	}
 	return nil
+}
+
+// begin notes that a claim is at work in this process. A claim of the same job that is still here has lost it.
+func (s *Store) begin(j *job) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.running[j.id] = j
+}
+
+// end lets go of a claim. orphan says that the job may be left running in the catalog.
+func (s *Store) end(j *job, orphan bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running[j.id] == j {
+		delete(s.running, j.id)
+	}
+	s.requeue = s.requeue || orphan
+	close(j.done)
 }
 
 // claim takes a queued job, the given one or the oldest, and marks it as running here. No job is nil. Jobs of tables that are
 // still being seeded or healed stay in the queue.
 func (s *Store) claim(ctx context.Context, id *uuid.UUID) (*job, error) {
-	j := &job{}
+	j := &job{done: make(chan struct{})}
 	var args []byte
+	begun := false
 	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := s.cfg.fence(ctx, tx); err != nil {
 			return err
 		}
-		return tx.QueryRow(ctx, `
+		err := tx.QueryRow(ctx, `
 			UPDATE koldstore.job SET status = 'running', started_at = clock_timestamp()
 			WHERE job_id = (
 				SELECT j.job_id FROM koldstore.job j LEFT JOIN koldstore.managed_table m ON m.table_oid = j.table_oid
@@ -142,11 +163,19 @@ func (s *Store) claim(ctx context.Context, id *uuid.UUID) (*job, error) {
 				ORDER BY j.created_at FOR UPDATE OF j SKIP LOCKED LIMIT 1)
 			RETURNING job_id, table_oid, args, started_at, coalesce((progress ->> 'rows_flushed')::bigint, 0), coalesce((progress ->> 'segments')::bigint, 0)`, id).
 			Scan(&j.id, &j.table, &args, &j.startedAt, &j.rows, &j.segments)
+		if err == nil {
+			s.begin(j) // before the commit, so that nobody ever sees a running job that is not here
+			begun = true
+		}
+		return err
 	})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
 	if err != nil {
+		if begun {
+			s.end(j, true) // the commit may have come through
+		}
 		return nil, fmt.Errorf("claim flush job: %w", err)
 	}
 	var parsed struct {
@@ -156,20 +185,13 @@ func (s *Store) claim(ctx context.Context, id *uuid.UUID) (*job, error) {
 		s.log.Warn().Err(err).Str("job", j.id.String()).Msg("arguments of a flush job cannot be read; it runs without force")
 	}
 	j.force = parsed.Force
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.running[j.id] = make(chan struct{})
 	return j, nil
 }
 
 // carryOut runs a claimed job and records how it ended. The error is only for an outcome that could not be recorded.
 func (s *Store) carryOut(ctx context.Context, j *job) error {
-	defer func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		close(s.running[j.id])
-		delete(s.running, j.id)
-	}()
+	recorded := false
+	defer func() { s.end(j, !recorded) }()
 	begin := time.Now()
 	status, err := s.flush(ctx, j)
 	var message *string
@@ -202,11 +224,9 @@ func (s *Store) carryOut(ctx context.Context, j *job) error {
 			WHERE job_id = $1 AND status = 'running' AND started_at = $2`, j.id, j.startedAt, status, message)
 	}
 	if recordErr != nil {
-		s.mu.Lock()
-		s.requeue = true
-		s.mu.Unlock()
 		return fmt.Errorf("record the end of flush job %s: %w", j.id, recordErr)
 	}
+	recorded = true
 	return nil
 }
 
@@ -233,14 +253,11 @@ func explain(err error) string {
 }
 
 // adopt puts jobs that say running back into the queue if they belong to nobody: those of a process that died, and those
-// whose end could not be recorded. Only the leader runs jobs, so to it everything that is not running here is an orphan.
+// whose end could not be recorded. Only the leader runs jobs, so to it every claim that is not at work here is an orphan.
 func (s *Store) adopt(ctx context.Context) error {
 	s.mu.Lock()
 	needed := s.requeue
-	here := make([]uuid.UUID, 0, len(s.running))
-	for id := range s.running {
-		here = append(here, id)
-	}
+	s.requeue = false // before looking: what is orphaned from now on is looked for again
 	s.mu.Unlock()
 	if !needed {
 		return nil
@@ -250,19 +267,53 @@ func (s *Store) adopt(ctx context.Context) error {
 		if err := s.cfg.fence(ctx, tx); err != nil {
 			return err
 		}
-		tag, err := tx.Exec(ctx, `UPDATE koldstore.job SET status = 'queued', started_at = NULL
-			WHERE job_type = 'flush' AND status = 'running' AND job_id <> ALL($1)`, here)
-		adopted = tag.RowsAffected()
-		return err
+		orphans, err := s.orphans(ctx, tx)
+		if err != nil {
+			return err
+		}
+		for _, o := range orphans {
+			tag, err := tx.Exec(ctx, `UPDATE koldstore.job SET status = 'queued', started_at = NULL
+				WHERE job_id = $1 AND status = 'running' AND started_at IS NOT DISTINCT FROM $2`, o.JobID, o.StartedAt)
+			if err != nil {
+				return err
+			}
+			adopted += tag.RowsAffected()
+		}
+		return nil
 	})
 	if err != nil {
+		s.mu.Lock()
+		s.requeue = true
+		s.mu.Unlock()
 		return fmt.Errorf("take up interrupted flushes: %w", err)
 	}
 	if adopted > 0 {
 		s.log.Info().Int64("jobs", adopted).Msg("interrupted flushes were taken up again")
 	}
-	s.mu.Lock()
-	s.requeue = false
-	s.mu.Unlock()
 	return nil
+}
+
+// claim is a job that the catalog shows as running, and since when.
+type claim struct {
+	JobID     uuid.UUID
+	StartedAt *time.Time
+}
+
+// orphans looks for claims that are not at work here. The catalog is read first: other goroutines claim jobs meanwhile, and
+// note that before they commit, so a claim that the catalog shows is either here, or at its end, or an orphan.
+func (s *Store) orphans(ctx context.Context, q querier) ([]claim, error) {
+	rows, err := q.Query(ctx, "SELECT job_id, started_at FROM koldstore.job WHERE job_type = 'flush' AND status = 'running'")
+	if err != nil {
+		return nil, err
+	}
+	claims, err := pgx.CollectRows(rows, pgx.RowToStructByPos[claim])
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(claims, func(c claim) bool {
+		j, here := s.running[c.JobID]
+		return here && c.StartedAt != nil && j.startedAt.Equal(*c.StartedAt)
+	}), nil
 }

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -218,6 +219,92 @@ func TestInterruptedJobsAreTakenUp(t *testing.T) {
 	}
 	tab.verified()
 	tab.noLeftovers()
+}
+
+// claimAndHold has f.store claim a job and stop right behind that until it is released; then it waits for it to end.
+func (f *fixture) claimAndHold(job uuid.UUID) (release func()) {
+	claimed, held, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	var first atomic.Bool
+	f.failpoint(func(step string) error {
+		if step == "claimed" && first.CompareAndSwap(false, true) {
+			close(claimed)
+			<-held
+		}
+		return nil
+	})
+	go func() {
+		defer close(ended)
+		if r, err := f.store.Flush(f.t.Context(), job); err != nil || r.Status != "completed" {
+			f.t.Errorf("the flush that was held: %+v, %v", r, err)
+		}
+	}()
+	<-claimed
+	return sync.OnceFunc(func() { close(held); <-ended })
+}
+
+// A job that one flusher claims while the other one looks for jobs that nobody carries out is left to the first.
+func TestAClaimIsNoOrphan(t *testing.T) {
+	t.Parallel()
+	var f *fixture
+	var job uuid.UUID
+	release := func() {}
+	var fenced atomic.Bool
+	f = newFixture(t, func(cfg *coldstore.Config) {
+		cfg.Fence = func(context.Context, pgx.Tx) error {
+			if fenced.CompareAndSwap(false, true) { // the first fence is that of the look for orphans
+				release = f.claimAndHold(job)
+			}
+			return nil
+		}
+	})
+	tab := f.messages("")
+	tab.put(1, "x")
+	queued, err := f.store.Enqueue(t.Context(), tab.oid, true)
+	ok(t, err)
+	job = queued.JobID
+	_, err = f.store.RunJobs(t.Context())
+	ok(t, err)
+	if n := tab.hot(); n != 1 {
+		t.Errorf("the job was carried out by another flusher: %d hot", n)
+	}
+	release()
+	if n := tab.hot(); n != 0 {
+		t.Errorf("%d hot after the flush", n)
+	}
+	tab.verified()
+	tab.noLeftovers()
+}
+
+// A job that was put back by the next leader returns to this process while its first claim is still at work here.
+func TestAJobIsClaimedAgainBesideItsOldClaim(t *testing.T) {
+	t.Parallel()
+	for _, back := range []struct{ name, sql string }{
+		{"queued", "UPDATE koldstore.job SET status = 'queued', started_at = NULL"},
+		{"left running", "UPDATE koldstore.job SET started_at = clock_timestamp()"},
+	} {
+		t.Run(back.name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, nil)
+			tab := f.messages("")
+			tab.put(1, "x")
+			queued, err := f.store.Enqueue(t.Context(), tab.oid, true)
+			ok(t, err)
+			release := f.claimAndHold(queued.JobID)
+			f.exec(back.sql)
+			f.runJobs(f.store)
+			r, err := f.store.Flush(t.Context(), queued.JobID)
+			ok(t, err)
+			if r.Status != "completed" || r.RowsFlushed != 1 || tab.hot() != 0 {
+				t.Errorf("%+v, %d hot", r, tab.hot())
+			}
+			release()
+			if r, err := f.store.Flush(t.Context(), queued.JobID); err != nil || r.RowsFlushed != 1 || r.Segments != 1 {
+				t.Errorf("after the old claim has ended: %+v, %v", r, err)
+			}
+			tab.verified()
+			tab.noLeftovers()
+		})
+	}
 }
 
 func TestWhoIsNotTheLeaderPublishesNothing(t *testing.T) {

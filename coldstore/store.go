@@ -22,11 +22,11 @@ type Store struct {
 	storages
 
 	mu       sync.Mutex
-	running  map[uuid.UUID]chan struct{} // jobs at work in this process; closed when done
-	writing  map[uuid.UUID]bool          // segments being written in this process
-	requeue  bool                        // jobs may be left that say running and belong to nobody
-	policyAt time.Time                   // when to look at the policies next
-	retryAt  map[uint32]time.Time        // tables whose flush failed, and when an automatic one is tried again
+	running  map[uuid.UUID]*job   // the latest claims that are at work in this process
+	writing  map[uuid.UUID]bool   // segments being written in this process
+	requeue  bool                 // jobs may be left that say running and belong to nobody
+	policyAt time.Time            // when to look at the policies next
+	retryAt  map[uint32]time.Time // tables whose flush failed, and when an automatic one is tried again
 }
 
 // New makes the store of the database that pool connects to. The role must own schema koldstore (the one that ran the
@@ -42,7 +42,7 @@ func New(pool *pgxpool.Pool, bucket Bucket, log zerolog.Logger, cfg Config) (*St
 	m := newMetrics(cfg.Registerer)
 	return &Store{
 		pool: pool, bucket: bucket, log: log, cfg: cfg, metrics: m, cache: newCache(cfg.CacheBytes, m.cacheBytes),
-		running: map[uuid.UUID]chan struct{}{}, writing: map[uuid.UUID]bool{}, requeue: true, retryAt: map[uint32]time.Time{},
+		running: map[uuid.UUID]*job{}, writing: map[uuid.UUID]bool{}, requeue: true, retryAt: map[uint32]time.Time{},
 		storages: storages{open: map[string]openStorage{}},
 	}, nil
 }
