@@ -185,8 +185,9 @@ BEGIN
     RETURN m;
 END $$;
 
+-- A notice that something internal was not there is nothing to whoever calls this.
 CREATE FUNCTION koldstore.do_unmanage_table(requester name, args jsonb) RETURNS jsonb
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET client_min_messages = warning AS $$
 DECLARE
     m    koldstore.managed_table := koldstore.managed(requester, args);
     rows bigint;

@@ -356,8 +356,9 @@ BEGIN
     INSERT INTO koldstore.command (verb, args) VALUES ('drop_stream', pg_catalog.jsonb_build_object('schema', schema, 'name', stream_name));
 END $$;
 
+-- As in do_unmanage_table, notices are kept back.
 CREATE FUNCTION koldstore.do_drop_stream(requester name, args jsonb) RETURNS jsonb
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET client_min_messages = warning AS $$
 DECLARE
     s koldstore.stream;
 BEGIN

@@ -81,8 +81,9 @@ END $$;
 
 -- begin_heal makes a feed be compared with its table from the beginning, by the job or by a new one. through is the last seq
 -- that was handed out: what has a higher one was written afterwards and is right. A seed that is running becomes part of it.
+-- As in do_unmanage_table, notices are kept back.
 CREATE FUNCTION koldstore.begin_heal(rel oid, job uuid, through bigint) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET client_min_messages = warning AS $$
 DECLARE
     m koldstore.managed_table;
 BEGIN

@@ -86,6 +86,9 @@ BEGIN
     LOOP
         soon := floor(EXTRACT(epoch FROM clock_timestamp() + koldstore.log_width(s.retention) / 4) * 1000)::bigint;
         CONTINUE WHEN s.upper > koldstore.millis_prefix(soon);
+        -- A stream that is being dropped, or was since this began, needs no partition.
+        PERFORM FROM koldstore.stream t WHERE t.stream_id = s.stream_id FOR KEY SHARE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
         EXECUTE format('SELECT EXISTS (SELECT FROM %s)', s.part::regclass) INTO used;
         IF used THEN
             PERFORM koldstore.extend_log(s.log_oid, s.stream_id, s.retention, soon);
