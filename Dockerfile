@@ -5,7 +5,7 @@ COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
 # PostgreSQL's parser is C. Name lookups are Go's own (netgo, osusergo), so that glibc can be linked in.
-RUN CGO_ENABLED=1 go build -trimpath -tags netgo,osusergo -ldflags '-s -w -linkmode external -extldflags "-static"' -o /koldproxy ./cmd/koldproxy \
+RUN CGO_ENABLED=1 go build -trimpath -tags netgo,osusergo,disable_grpc_modules -ldflags '-s -w -linkmode external -extldflags "-static"' -o /koldproxy ./cmd/koldproxy \
 	&& install -d -o 65532 -g 65532 -m 0700 /empty/var/lib/koldproxy/cold /empty/tmp
 
 FROM scratch

@@ -4,6 +4,8 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
+# Without it the client of one object store brings a service mesh along.
+export GOFLAGS := -tags=disable_grpc_modules
 GOLANGCI_VERSION := v2.12.2
 GOLANGCI := .tools/golangci-lint-$(GOLANGCI_VERSION)
 # Findings are cached with the paths of the tree they were found in, so each tree has its own cache.
