@@ -449,7 +449,7 @@ BEGIN
         (SELECT pg_catalog.string_agg(DISTINCT pg_catalog.format(', (s.r).%I AS c%s', a.attname, a.attnum), '')
          FROM item i JOIN inline l ON l.ord = i.ord
          JOIN pg_catalog.pg_type t ON t.oid = row_type JOIN pg_catalog.pg_attribute a ON a.attrelid = t.typrelid AND a.attnum = i.attnum),
-        (SELECT pg_catalog.format('koldstore.%I(l.literal)', min(l.reader)) FROM inline l)
+        (SELECT 'koldstore.' || pg_catalog.quote_ident(min(l.reader)) || '(l.literal)' FROM inline l)
     INTO words, tables, fields, reader;
     RETURN pg_catalog.format(
         'SELECT _ks.ord, ARRAY[%s]::bigint[]
