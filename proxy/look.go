@@ -58,7 +58,6 @@ func (s *session) rewriteOptions(kind byte) (options rewrite.Options, suspicious
 	return rewrite.Options{
 		ConformingStrings: s.tracker.conforming(),
 		ClientEncoding:    s.tracker.clientEncoding,
-		StreamStats:       json.RawMessage("{}"),
 		StatsLater:        kind == msgParse,
 	}, s.tracker.suspicious
 }
