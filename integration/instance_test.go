@@ -129,7 +129,7 @@ func newInstance(t *testing.T, c command) *instance {
 // start runs the process and waits for its ready line. Restarting is calling it again.
 func (i *instance) start(env []string) error {
 	i.cmd = exec.Command(binary, i.args...)
-	i.cmd.Env = append(os.Environ(), "TMPDIR="+i.home, "PGPASSFILE=/dev/null", "PGSERVICEFILE=/dev/null")
+	i.cmd.Env = append(os.Environ(), "TMPDIR="+i.home, "PGPASSFILE=/dev/null", "PGSERVICEFILE=/dev/null", noRaceSleep)
 	i.cmd.Env = append(i.cmd.Env, env...)
 	ready := make(chan struct{})
 	isReady := sync.OnceFunc(func() { close(ready) })

@@ -16,6 +16,9 @@ import (
 // longTests says that `make test-long` is running: the same tests with more rounds.
 var longTests = os.Getenv("KOLDPROXY_TEST_LONG") != ""
 
+// noRaceSleep takes away the second for which the race detector makes a program wait at its end, for races that it could still find.
+const noRaceSleep = "GORACE=atexit_sleep_ms=0"
+
 // binary is the koldproxy under test; workDir the folder for what the tests write.
 var binary, workDir string
 

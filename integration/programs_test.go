@@ -92,7 +92,7 @@ func isProgram(path string) bool {
 
 // cleanEnv is the environment without what libpq and localized programs would pick up.
 func cleanEnv() []string {
-	env := []string{"LC_ALL=C.UTF-8", "PGPASSFILE=/dev/null", "PGSERVICEFILE=/dev/null", "PGCONNECT_TIMEOUT=20", "PSQLRC=/dev/null", "PSQL_HISTORY=/dev/null"}
+	env := []string{noRaceSleep, "LC_ALL=C.UTF-8", "PGPASSFILE=/dev/null", "PGSERVICEFILE=/dev/null", "PGCONNECT_TIMEOUT=20", "PSQLRC=/dev/null", "PSQL_HISTORY=/dev/null"}
 	for _, kv := range os.Environ() {
 		if !strings.HasPrefix(kv, "PG") && !strings.HasPrefix(kv, "LC_") && !strings.HasPrefix(kv, "LANG") {
 			env = append(env, kv)
