@@ -52,7 +52,7 @@ func checkHistory(d *database) {
 		wantPerKey[key(r.line)] = append(wantPerKey[key(r.line)], r.line)
 	}
 	d.t.Logf("%d transactions, %d changes", transactions, len(recorded))
-	if len(audit) < 500 {
+	if len(audit) < historyTransactions {
 		d.t.Errorf("the history is too short to mean anything: %d changes", len(audit))
 	}
 	for xid, want := range wantByXID {

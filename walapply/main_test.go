@@ -109,7 +109,7 @@ func (d *database) awaitApplied() {
 }
 
 // patience is how long a test waits for what should take a fraction of it.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 func (d *database) await(what string, ok func() bool) {
 	d.t.Helper()
