@@ -36,7 +36,7 @@ var (
 func (m *mirror) plainKey() bool {
 	for i := range m.key {
 		k := &m.key[i]
-		if !slices.Contains(plainKeys, k.typeOID) && !(slices.Contains(textKeys, k.typeOID) && slices.Contains(byteCollations, k.collation)) {
+		if !slices.Contains(plainKeys, k.typeOID) && (!slices.Contains(textKeys, k.typeOID) || !slices.Contains(byteCollations, k.collation)) {
 			return false
 		}
 	}

@@ -297,7 +297,7 @@ func TestOracle(t *testing.T) {
 	}
 	t.Logf("KOLDPROXY_TEST_SEED=%d", seed)
 	o := &oracle{
-		host: newHost(t), rand: rand.New(rand.NewPCG(seed, 1)), //nolint:gosec // repeatable, not secret
+		host: newHost(t), rand: rand.New(rand.NewPCG(seed, 1)),
 		streams: make(map[string]string), names: make(map[string]string), heard: &recorder{ids: make(map[string][]string)},
 	}
 	o.stopApplier()

@@ -56,8 +56,10 @@ func TestColdPagesWithinStatements(t *testing.T) {
 		{name: "an SQL function", sql: "SELECT feed_max(), feed_count()", want: "25,25"},
 		{name: "a procedure", sql: "CALL feed_into()", after: "SELECT count(*) FROM pg_temp.into_here", want: "25", onlyInBlock: true},
 		{name: "a trigger", sql: "INSERT INTO traced VALUES (1) RETURNING n", want: "25", before: "TRUNCATE traced"},
-		{name: "a function that is younger than the catalog's answer", sql: "SELECT young()", want: "25",
-			before: "CREATE OR REPLACE FUNCTION young() RETURNS bigint LANGUAGE sql AS $f$ SELECT count(*) FROM feed $f$", onlyInBlock: true},
+		{
+			name: "a function that is younger than the catalog's answer", sql: "SELECT young()", want: "25",
+			before: "CREATE OR REPLACE FUNCTION young() RETURNS bigint LANGUAGE sql AS $f$ SELECT count(*) FROM feed $f$", onlyInBlock: true,
+		},
 		{name: "a DO block", sql: "DO $$ BEGIN PERFORM feed_count(); END $$", want: ""},
 		{name: "EXECUTE of a prepared statement", sql: "EXECUTE f(12)", before: "PREPARE f(int) AS SELECT count(*) FROM koldstore.changes_since(since_seq => 0, table_name => 'm', limit_rows => $1)", after: "DEALLOCATE f", want: "12", onlyInBlock: true},
 		{name: "FETCH from a cursor", sql: "FETCH ALL FROM f", before: "DECLARE f CURSOR FOR SELECT count(*) FROM " + feed(""), want: "25", onlyInBlock: true},

@@ -80,7 +80,7 @@ func (c *conversation) run(ctx context.Context, cancel context.CancelCauseFunc) 
 		if err := c.one(ctx, cancel); err != nil {
 			return err
 		}
-		if more, err := c.follow(); err != nil || !more {
+		if more, err := c.follow(); err != nil || !more { //nolint:contextcheck // the catalog is asked within a time of its own
 			return err
 		}
 	}

@@ -144,7 +144,7 @@ func (s *session) relayClient(ctx context.Context) error {
 		if s.ahead != nil {
 			m, s.ahead = *s.ahead, nil
 		} else {
-			m = s.look(kind, seen, total, in.buf[run:pos])
+			m = s.look(kind, seen, total, in.buf[run:pos]) //nolint:contextcheck // the catalog is asked within a time of its own
 		}
 		if m.care && s.looped != nil {
 			s.ahead = &looked{m.detail, m.rewritten, m.care} // once is enough: what was looked at is counted and kept

@@ -86,7 +86,7 @@ func (p *probing) Probe(ctx context.Context, network, address, _ string) (Server
 // standbyCluster is a server in recovery: one that was stopped and told that it is a standby, whose primary never comes.
 func standbyCluster(t *testing.T, password string) *localpg.Cluster {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "kp-standby-")
+	dir, err := os.MkdirTemp("", "kp-standby-") //nolint:usetesting // the server's own user has to reach it
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -126,7 +126,7 @@ func (l *loop) forget(e *end) {
 // wait returns how many events there are, at least one unless there is other work.
 func (l *loop) wait() int {
 	for begun := (time.Time{}); ; {
-		n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(l.epoll), uintptr(unsafe.Pointer(&l.events)), loopEvents, 0, 0, 0)
+		n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(l.epoll), uintptr(unsafe.Pointer(&l.events)), loopEvents, 0, 0, 0) //nolint:gosec // the pointer is used within the call
 		if errno == 0 && n > 0 || len(l.again) > 0 {
 			return max(0, int(n))
 		}

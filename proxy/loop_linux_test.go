@@ -3,6 +3,7 @@ package proxy
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -187,7 +188,7 @@ func TestHalfClose(t *testing.T) {
 		got, ready := 0, 0
 		for {
 			message, err := w.read()
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				break
 			}
 			if err != nil {

@@ -136,7 +136,7 @@ func (e *end) connection() (net.Conn, error) {
 		return nil, os.NewSyscallError("fcntl", err)
 	}
 	f := os.NewFile(uintptr(file), "session")
-	defer f.Close()
+	defer func() { _ = f.Close() }() // a copy: FileConn makes its own
 	conn, err := net.FileConn(f)
 	if err != nil {
 		return nil, err
@@ -410,7 +410,7 @@ func (x *looped) flush(e *end) {
 
 // receiveNow reads what is there. The scheduler is not told: the call does not block.
 func receiveNow(fd int, b []byte) (int, syscall.Errno) {
-	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)),
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), //nolint:gosec // the pointer is used within the call
 		unix.MSG_DONTWAIT, 0, 0)
 	if errno != 0 {
 		return 0, errno
@@ -420,7 +420,7 @@ func receiveNow(fd int, b []byte) (int, syscall.Errno) {
 
 // sendNow writes as much as is taken at once, which may be nothing.
 func sendNow(fd int, b []byte) (int, syscall.Errno) {
-	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)),
+	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), //nolint:gosec // the pointer is used within the call
 		unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
 	switch errno {
 	case 0:

@@ -133,7 +133,7 @@ func (s *session) run(ctx context.Context, packet startupPacket, shaken func()) 
 // they can take turns at any moment.
 func (s *session) relay(ctx context.Context) {
 	for {
-		if loop := s.server.pickLoop(); loop != nil && s.loopable() {
+		if loop := s.server.pickLoop(); loop != nil && s.loopable() { //nolint:contextcheck // a loop outlives the session that starts it
 			goesOn, err := loop.carry(s)
 			if err != nil {
 				s.note(err)

@@ -103,7 +103,7 @@ func New(cfg Config, auth Auth, log zerolog.Logger, reg prometheus.Registerer) (
 // Serve accepts clients on ln, which may be a TLS listener, until ctx ends, and closes ln. It returns nil then, after all
 // clients are disconnected and their goroutines have ended. Several listeners may be served at a time.
 func (b *Broker) Serve(ctx context.Context, ln net.Listener) error {
-	b.beginServing()
+	b.beginServing() //nolint:contextcheck // what it starts serves several listeners
 	defer b.endServing()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -38,7 +38,7 @@ func WebsocketListener(ln net.Listener) net.Listener {
 			select {
 			case w.conns <- &websocketConn{ws: ws}:
 			case <-w.closed:
-				ws.Close()
+				_ = ws.Close() // nobody takes it any more
 			}
 		}),
 	}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"net"
+	"net/http"
 	"testing"
 
 	"github.com/gorilla/websocket"
@@ -25,7 +26,7 @@ func TestWebsocket(t *testing.T) {
 	served := make(chan error, 1)
 	go func() { served <- w.broker.Serve(ctx, WebsocketListener(ln)) }()
 	open := func(version byte) *client {
-		ws, _, err := (&websocket.Dialer{Subprotocols: []string{"mqtt"}}).Dial("ws://"+ln.Addr().String()+"/mqtt", nil)
+		ws, _, err := (&websocket.Dialer{Subprotocols: []string{"mqtt"}}).Dial("ws://"+ln.Addr().String()+"/mqtt", nil) //nolint:bodyclose // the dialer reads it to its end
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -48,10 +49,10 @@ func TestWebsocket(t *testing.T) {
 	if ack := open(5).connect(connectPacket(user, "wrong")); ack.ReasonCode != packets.ErrBadUsernameOrPassword.Code {
 		t.Errorf("CONNACK %#x for a wrong password", ack.ReasonCode)
 	}
-	if _, response, err := websocket.DefaultDialer.Dial("ws://"+ln.Addr().String(), nil); err == nil || response.StatusCode != 400 {
+	if _, response, err := websocket.DefaultDialer.Dial("ws://"+ln.Addr().String(), nil); err == nil || response.StatusCode != http.StatusBadRequest { //nolint:bodyclose // the dialer reads it to its end
 		t.Errorf("without the subprotocol: %v", err)
 	}
-	ws, _, err := (&websocket.Dialer{Subprotocols: []string{"mqtt"}}).Dial("ws://"+ln.Addr().String(), nil)
+	ws, _, err := (&websocket.Dialer{Subprotocols: []string{"mqtt"}}).Dial("ws://"+ln.Addr().String(), nil) //nolint:bodyclose // the dialer reads it to its end
 	if err != nil {
 		t.Fatal(err)
 	}

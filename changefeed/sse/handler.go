@@ -173,7 +173,7 @@ func position(r *http.Request) (string, error) {
 	case after == "earliest":
 		return fromEarliest, nil
 	case len(after) != koldproxy.EventIDLen || strings.Trim(after, "0123456789abcdef-") != "":
-		return "", errors.New("Last-Event-ID, or from, is the id of no event") //nolint:staticcheck // names a header
+		return "", errors.New("Last-Event-ID, or from, is the id of no event")
 	}
 	return after, nil
 }

@@ -65,11 +65,11 @@ func newWorld(t *testing.T, change ...func(*sse.Config)) *world {
 		w.pool.Close()
 	})
 	w.exec(fmt.Sprintf(`CREATE ROLE %s LOGIN PASSWORD 'pw'; CREATE ROLE %s LOGIN PASSWORD 'pw'`, w.reader, w.other))
-	w.exec(fmt.Sprintf(`SELECT pg_create_logical_replication_slot((SELECT slot_name FROM koldstore.checkpoint), 'pgoutput');
+	w.exec(`SELECT pg_create_logical_replication_slot((SELECT slot_name FROM koldstore.checkpoint), 'pgoutput');
 		CREATE SCHEMA "Odd Schema"; CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY);
 		CALL koldstore.create_stream(NULL, 's', NULL, 't', 'true', options => '{"pre_image": "true"}');
 		CALL koldstore.create_stream('Odd Schema', 'a/b.c', NULL, 'u', 'true');
-		UPDATE koldstore.stream SET state = 'active'`))
+		UPDATE koldstore.stream SET state = 'active'`)
 	for _, topic := range []string{w.topic(), koldproxy.StreamTopic(name, "Odd Schema", "a/b.c")} {
 		w.exec(fmt.Sprintf(`CALL koldstore.grant_subscribe(ARRAY['%s'], ARRAY['%s']::name[])`, topic, w.reader))
 	}
@@ -133,7 +133,7 @@ func (w *world) get(url, user, password, last string) *http.Response {
 	if last != "" {
 		r.Header.Set("Last-Event-ID", last)
 	}
-	response, err := http.DefaultClient.Do(r) //nolint:bodyclose // the test's end does
+	response, err := http.DefaultClient.Do(r)
 	must(w.t, err)
 	w.t.Cleanup(func() { response.Body.Close() })
 	return response

@@ -77,7 +77,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		return
 	}
 	if *updateMetrics {
-		if err := os.WriteFile(metricsPage, []byte(want), 0o644); err != nil { //nolint:gosec // a page of the documentation
+		if err := os.WriteFile(metricsPage, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return

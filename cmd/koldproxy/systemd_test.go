@@ -58,7 +58,7 @@ func TestSocketActivation(t *testing.T) {
 		t.Fatal(err)
 	}
 	address := ln.Addr().(*net.TCPAddr)
-	cc.Host, cc.Port = "127.0.0.1", uint16(address.Port) //nolint:gosec // it is a port
+	cc.Host, cc.Port = "127.0.0.1", uint16(address.Port)
 	query := func(ctx context.Context) error {
 		conn, err := pgx.ConnectConfig(ctx, cc.Copy())
 		if err != nil {

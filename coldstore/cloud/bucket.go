@@ -67,7 +67,7 @@ func (b *Bucket) PutIfAbsent(ctx context.Context, key string, r io.Reader, size 
 	}
 	s := startStall(ctx, b.options.Timeout)
 	defer s.end()
-	w, err := b.blobs.NewWriter(s.ctx, key, &blob.WriterOptions{
+	w, err := b.blobs.NewWriter(s.ctx, key, &blob.WriterOptions{ //nolint:contextcheck // the context of s comes from ctx
 		IfNotExist: true, ContentType: contentType, BufferSize: partBytes, MaxConcurrency: partsAtOnce,
 	})
 	if err != nil {
@@ -105,7 +105,7 @@ func (b *Bucket) Get(ctx context.Context, key string) (io.ReadCloser, coldstore.
 		return nil, coldstore.ObjectInfo{}, err
 	}
 	s := startStall(ctx, b.options.Timeout)
-	r, err := b.blobs.NewReader(s.ctx, key, nil)
+	r, err := b.blobs.NewReader(s.ctx, key, nil) //nolint:contextcheck // the context of s comes from ctx
 	if err != nil {
 		defer s.end()
 		return nil, coldstore.ObjectInfo{}, b.failed(s, "get", key, err)
@@ -139,7 +139,7 @@ func (b *Bucket) getRange(ctx context.Context, key, version string, off, n int64
 	if n == 0 { // no store has a request for nothing; what exists is asked for from its beginning
 		from, length = 0, -1
 	}
-	r, err := b.blobs.NewRangeReader(s.ctx, key, from, length, &options)
+	r, err := b.blobs.NewRangeReader(s.ctx, key, from, length, &options) //nolint:contextcheck // the context of s comes from ctx
 	if gcerrors.Code(err) == gcerrors.FailedPrecondition && version != "" {
 		return nil, fmt.Errorf("get range of %s: %w", key, coldstore.ErrChanged)
 	}
@@ -181,7 +181,7 @@ func (b *Bucket) List(ctx context.Context, prefix string) ([]coldstore.ObjectInf
 	defer s.end()
 	var objects []coldstore.ObjectInfo
 	for it := b.blobs.List(&blob.ListOptions{Prefix: prefix}); ; s.progress() {
-		o, err := it.Next(s.ctx)
+		o, err := it.Next(s.ctx) //nolint:contextcheck // the context of s comes from ctx
 		if errors.Is(err, io.EOF) {
 			break
 		}
@@ -201,7 +201,7 @@ func (b *Bucket) Delete(ctx context.Context, key string) error {
 	}
 	s := startStall(ctx, b.options.Timeout)
 	defer s.end()
-	err := b.blobs.Delete(s.ctx, key)
+	err := b.blobs.Delete(s.ctx, key) //nolint:contextcheck // the context of s comes from ctx
 	if err == nil {
 		return nil
 	}

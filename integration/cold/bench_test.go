@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
 	"github.com/koldproxy/koldproxy"
 	"github.com/koldproxy/koldproxy/coldstore"
 )

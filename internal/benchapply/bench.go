@@ -66,7 +66,7 @@ func (b *bench) newDatabase(ctx context.Context) (*database, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer admin.Close(ctx) //nolint:errcheck // nothing depends on it
+	defer admin.Close(ctx)
 	for _, name := range []string{d.name, d.name + "_copy"} {
 		if _, err := admin.Exec(ctx, `CREATE DATABASE `+name); err != nil {
 			return nil, err
@@ -103,7 +103,7 @@ func (d *database) drop(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer admin.Close(ctx) //nolint:errcheck // nothing depends on it
+	defer admin.Close(ctx)
 	for _, sql := range []string{
 		`SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = '` + d.name + `'`,
 		`DROP DATABASE ` + d.name + ` WITH (FORCE)`,
@@ -232,7 +232,7 @@ func (d *database) stream(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close(ctx) //nolint:errcheck // nothing depends on it
+	defer conn.Close(ctx)
 	for i := range n {
 		if err := exec1(ctx, conn, fmt.Sprintf(`CREATE STREAM s%[1]d ON t0 WHEN (bucket %% %[2]d = %[1]d AND amount >= 0)`, i, n)); err != nil {
 			return err

@@ -62,7 +62,7 @@ func run(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, b.close()) }()
+	defer func() { err = errors.Join(err, b.close()) }() //nolint:contextcheck // also after ctx has ended
 	for _, p := range parts {
 		if !b.wanted(p.name) {
 			continue

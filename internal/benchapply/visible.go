@@ -83,7 +83,7 @@ func (d *database) latency(ctx context.Context, sql string) (seen []float64, err
 	if err != nil {
 		return nil, err
 	}
-	defer writer.Close(ctx) //nolint:errcheck // nothing depends on it
+	defer writer.Close(ctx)
 	next, err := value[int64](ctx, writer, `SELECT max(id) + 1 FROM t0`)
 	if err != nil {
 		return nil, err
