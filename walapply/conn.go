@@ -39,7 +39,7 @@ var sessionSettings = map[string]string{
 	"jit":                                 "off",
 }
 
-// applicationName is how sessions of the applier show in pg_stat_activity; role is leader, apply or walsender.
+// applicationName is how sessions of the applier show in pg_stat_activity; role is leader, apply, watch, stop or walsender.
 func applicationName(role string) string { return "koldproxy " + role }
 
 // closeTimeout bounds the farewell of a connection.

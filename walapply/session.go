@@ -225,10 +225,8 @@ func (s *session) stream(parent context.Context, wal *pgconn.PgConn, slot slotSt
 	ack.sayGoodbye()
 	<-received
 	closePgConn(ctx, wal)
-	if parent.Err() != nil && !s.conn.IsClosed() && s.conn.PgConn().TxStatus() == 'I' {
-		bounded, cancel := context.WithTimeout(context.WithoutCancel(parent), closeTimeout)
-		defer cancel()
-		if err := s.cp.noteTold(bounded, s.conn, ack.acknowledged()); err != nil {
+	if parent.Err() != nil {
+		if err := s.noteTold(context.WithoutCancel(parent), ack.acknowledged()); err != nil {
 			s.a.log.Debug().Err(err).Msg("stopping")
 		}
 	}
@@ -236,4 +234,23 @@ func (s *session) stream(parent context.Context, wal *pgconn.PgConn, slot slotSt
 		return parent.Err()
 	}
 	return err
+}
+
+// noteTimeout is short, since the process is to end within seconds.
+const noteTimeout = time.Second
+
+// noteTold notes at an orderly stop what the slot was told last. A query that the stop has cancelled takes its connection
+// along, so there may have to be another one; the epoch keeps a successor's note safe from this one.
+func (s *session) noteTold(ctx context.Context, told koldproxy.LSN) error {
+	ctx, cancel := context.WithTimeout(ctx, noteTimeout)
+	defer cancel()
+	conn := s.conn
+	if conn.IsClosed() || conn.PgConn().TxStatus() != 'I' {
+		var err error
+		if conn, err = s.a.connect(ctx, "stop", nil); err != nil {
+			return err
+		}
+		defer conn.Close(context.WithoutCancel(ctx))
+	}
+	return s.cp.noteTold(ctx, conn, told)
 }
