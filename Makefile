@@ -30,13 +30,13 @@ demo: setup build ## run a private PostgreSQL with koldproxy in front (ARGS='--t
 .PHONY: test
 test: setup-test fmt-check lint fuzz ## run everything that must pass: format, lint, short fuzzing, all tests with the race detector
 	go test -race -timeout $(TESTTIME) ./...
-	KOLDPROXY_TEST_EVENT_LOOPS=1 go test -race -timeout $(TESTTIME) ./proxy
-	cd integration/cold && go test -race -timeout $(TESTTIME) ./...
 	@echo "make test: everything passed"
 
 .PHONY: test-long
 test-long: setup-long ## the same with long fuzzing and long tests, PostgreSQL's own suites, and all supported versions of PostgreSQL
 	KOLDPROXY_TEST_LONG=1 $(MAKE) test FUZZTIME=60s TESTTIME=90m
+	KOLDPROXY_TEST_EVENT_LOOPS=1 go test -race -timeout 90m ./proxy
+	cd integration/cold && go test -race -timeout 90m ./...
 	$(MAKE) test-versions
 
 .PHONY: test-versions

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -19,6 +20,9 @@ const earliest = `CALL koldstore.create_stream(NULL, '%s', NULL, '%s', '%s', opt
 // While the backfill goes on, others write, truncate, rename columns that are no key, and the applier is stopped and started
 // over and over. In the end the log's fold is what the table holds, nothing came twice, and nothing is left behind.
 func TestBackfillBesideWriters(t *testing.T) {
+	if os.Getenv("KOLDPROXY_TEST_LONG") == "" {
+		t.Skip("takes minutes on a busy machine; make test-long runs it")
+	}
 	t.Parallel()
 	for _, composite := range []bool{false, true} {
 		h := newHost(t)
