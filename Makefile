@@ -29,7 +29,7 @@ demo: setup build ## run a private PostgreSQL with koldproxy in front (ARGS='--t
 
 .PHONY: test
 test: setup-test fmt-check lint fuzz ## run everything that must pass: format, lint, short fuzzing, all tests with the race detector
-	go test -race -timeout $(TESTTIME) ./...
+	@.ci/test $(TESTTIME)
 	@echo "make test: everything passed"
 
 .PHONY: test-long
