@@ -151,12 +151,13 @@ var created = regexp.MustCompile(`(?is)\bcreate\s+(?:or\s+replace\s+)?(?:(?:temp
 
 const namePattern = `(?:"(?:[^"]|"")+"|[\w$\x{80}-\x{10ffff}]+)`
 
-// names of the database of a session; nil when there is nobody who knows any.
-func (s *session) demandNames() *databaseNames {
-	if _, ok := s.server.deps.Fulfiller.(DemandNames); !ok || !s.intercept {
+// demandNames are the names of a database; nil when there is nobody who knows any. A session asks once, since it needs them
+// for every statement.
+func (s *Server) demandNames(database string) *databaseNames {
+	if _, ok := s.deps.Fulfiller.(DemandNames); !ok {
 		return nil
 	}
-	return s.server.asking.database(s.database)
+	return s.asking.database(database)
 }
 
 // prime sees to it that the names are known when the session begins.
@@ -164,7 +165,7 @@ func (s *session) prime(ctx context.Context) {
 	s.mu.Lock()
 	s.tracker.watchful = s.intercept && s.server.deps.Fulfiller != nil
 	s.mu.Unlock()
-	d := s.demandNames()
+	d := s.names
 	if d == nil {
 		return
 	}
@@ -183,7 +184,7 @@ func (s *session) renewNames(ctx context.Context, d *databaseNames) {
 
 // asks says whether a text may raise a demand because of a name in it. The catalog is asked again in the background.
 func (s *session) asks(sql []byte) bool {
-	d := s.demandNames()
+	d := s.names
 	if d == nil {
 		return false
 	}
@@ -201,7 +202,7 @@ func (s *session) asks(sql []byte) bool {
 
 // learn notes what a text creates that mentions a demand.
 func (s *session) learn(sql string) {
-	d := s.demandNames()
+	d := s.names
 	if d == nil {
 		return
 	}

@@ -38,6 +38,7 @@ type session struct {
 	deadline  time.Time // of the handshake
 	tracked   bool      // false in replication sessions, whose protocol is another one
 	intercept bool
+	names     *databaseNames // nil when nobody knows any
 
 	front     *stream // from the client
 	back      *stream // from the server
@@ -96,7 +97,9 @@ func newSession(s *Server, front *stream, p startupParameters) *session {
 		ended:    make(chan struct{}),
 	}
 	session.tracked = p.understood && !p.replication
-	session.intercept = session.tracked && s.intercepts(p.database)
+	if session.intercept = session.tracked && s.intercepts(p.database); session.intercept {
+		session.names = s.demandNames(p.database)
+	}
 	session.log = s.log.With().Uint64("conn", sessionNumbers.Add(1)).Str("db", p.database).Logger()
 	return session
 }
