@@ -216,6 +216,7 @@ func (s *Sweeper) dropDetached(ctx context.Context) error {
 	}
 	var failed error
 	for _, d := range left {
+		var err error
 		if d.Log != "" {
 			err = s.detach(ctx, fmt.Sprintf(`ALTER TABLE %s DETACH PARTITION %s FINALIZE`, d.Log, d.Part))
 		}
