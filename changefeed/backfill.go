@@ -292,14 +292,12 @@ SELECT n FROM total`, s.log, keyJSON(tab, "d.doc"), s.id)
 func (t *Target) quarantineBackfill(
 	ctx context.Context, tx pgx.Tx, tab *table, s *stream, seq koldproxy.Seq, lsn koldproxy.LSN, f backfillFlaw,
 ) error {
-	_, err := tx.Exec(ctx, `WITH counted AS (UPDATE koldstore.stream_status SET events_lost = events_lost + 1 WHERE stream_id = $2)
-		INSERT INTO koldstore.quarantine (table_oid, stream_id, seq, op, commit_lsn, sqlstate, message, row_text)
-		VALUES ($1, $2, $3, 1, $4::text::pg_lsn, $5, $6, $7)`, tab.oid, s.id, int64(seq), lsn.String(), f.cause.Code, f.cause.Message, f.literal)
-	if err != nil {
-		return fmt.Errorf("put a row into quarantine: %w", err)
+	if err := t.countLost(ctx, tx, s); err != nil {
+		return err
 	}
-	t.done.lose(s.label)
-	t.done.quarantined++
+	if err := t.putAside(ctx, tx, tab, &s.id, seq, koldproxy.OpInsert, lsn, f.cause.Code, f.cause.Message, &f.literal); err != nil {
+		return err
+	}
 	t.log.Warn().Str("stream", s.label).Str("table", tab.name).Str("sqlstate", f.cause.Code).Msg("a row could not be backfilled and is in quarantine")
 	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -92,9 +91,6 @@ func (t *Target) giveUpSeed(ctx context.Context, tx pgx.Tx, tab *table, reason s
 	t.forget()
 	return err
 }
-
-// lockedPause is how long a seed waits for a catalog row that somebody else has locked, with changes waiting behind it.
-const lockedPause = 20 * time.Millisecond
 
 func (t *Target) seedPage(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, tab *table, last bool) error {
 	var key *string
@@ -230,12 +226,9 @@ func (t *Target) writePage(ctx context.Context, tx pgx.Tx, first koldproxy.Seq, 
 }
 
 func (t *Target) quarantineSeed(ctx context.Context, tx pgx.Tx, tab *table, seq koldproxy.Seq, literal string, cause *pgconn.PgError) error {
-	_, err := tx.Exec(ctx, `INSERT INTO koldstore.quarantine (table_oid, seq, op, commit_lsn, sqlstate, message, row_text)
-		VALUES ($1, $2, 1, '0/0', $3, $4, $5)`, tab.oid, int64(seq), cause.Code, cause.Message, literal)
-	if err != nil {
-		return fmt.Errorf("put a row into quarantine: %w", err)
+	if err := t.putAside(ctx, tx, tab, nil, seq, koldproxy.OpInsert, 0, cause.Code, cause.Message, &literal); err != nil {
+		return err
 	}
-	t.done.quarantined++
 	t.log.Warn().Str("table", tab.name).Str("sqlstate", cause.Code).Msg("a row could not be copied into the mirror and is in quarantine")
 	return nil
 }
@@ -275,10 +268,5 @@ func (t *Target) seedLocked(ctx context.Context, tx pgx.Tx, tab *table) error {
 	if err := t.checkStillTrue(ctx, tx, tab); err != nil {
 		return err
 	}
-	select {
-	case <-time.After(lockedPause):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return pause(ctx)
 }

@@ -310,6 +310,28 @@ type single struct {
 func (s *single) Exec() (pgconn.CommandTag, error) { return s.tx.Exec(s.ctx, s.sql, s.args...) }
 func (s *single) QueryRow() pgx.Row                { return s.tx.QueryRow(s.ctx, s.sql, s.args...) }
 
+// putAside notes a row, as a literal, that could not become what it should. stream is nil if that is a row of the mirror.
+func (t *Target) putAside(
+	ctx context.Context, tx pgx.Tx, tab *table, stream *int64, seq koldproxy.Seq, op koldproxy.Op, lsn koldproxy.LSN, code, message string, literal *string,
+) error {
+	_, err := tx.Exec(ctx, `INSERT INTO koldstore.quarantine (table_oid, stream_id, seq, op, commit_lsn, sqlstate, message, row_text)
+		VALUES ($1, $2, $3, $4, $5::text::pg_lsn, $6, $7, $8)`, tab.oid, stream, int64(seq), int16(op), lsn.String(), code, message, literal)
+	if err != nil {
+		return fmt.Errorf("put a row into quarantine: %w", err)
+	}
+	t.done.quarantined++
+	return nil
+}
+
+// countLost counts an event that a stream will not have.
+func (t *Target) countLost(ctx context.Context, tx pgx.Tx, s *stream) error {
+	if _, err := tx.Exec(ctx, `UPDATE koldstore.stream_status SET events_lost = events_lost + 1 WHERE stream_id = $1`, s.id); err != nil {
+		return fmt.Errorf("count a lost event: %w", err)
+	}
+	t.done.lose(s.label)
+	return nil
+}
+
 // quarantine puts an event aside that cannot be written. The row itself never appears in the log of the process.
 func (t *Target) quarantine(ctx context.Context, tx pgx.Tx, f *flaw) error {
 	var streamID *int64
@@ -324,18 +346,14 @@ func (t *Target) quarantine(ctx context.Context, tx pgx.Tx, f *flaw) error {
 		event.Str("stream", f.stream.label)
 	}
 	if f.stream != nil && !f.noted {
-		if _, err := tx.Exec(ctx, `UPDATE koldstore.stream_status SET events_lost = events_lost + 1 WHERE stream_id = $1`, f.stream.id); err != nil {
-			return fmt.Errorf("count a lost event: %w", err)
+		if err := t.countLost(ctx, tx, f.stream); err != nil {
+			return err
 		}
-		t.done.lose(f.stream.label)
 	}
-	_, err := tx.Exec(ctx, `INSERT INTO koldstore.quarantine (table_oid, stream_id, seq, op, commit_lsn, sqlstate, message, row_text)
-		VALUES ($1, $2, $3, $4, $5::text::pg_lsn, $6, $7, $8)`,
-		f.table.oid, streamID, int64(e.seq), int16(e.op), e.lsn.String(), f.code, f.message, text)
+	err := t.putAside(ctx, tx, f.table, streamID, e.seq, e.op, e.lsn, f.code, f.message, text)
 	if err != nil {
-		return fmt.Errorf("put a row into quarantine: %w", err)
+		return err
 	}
-	t.done.quarantined++
 	if f.noted {
 		event.Msg("the old row of a change could not be read; the change is written without it")
 	} else {
