@@ -75,7 +75,7 @@ func query(t *rapid.T, sql, plain *strings.Builder, depth int) {
 		}
 		return rapid.SampledFrom(choice).Draw(t, name)
 	}
-	both(mostly("list", []string{"*", "t.*", "id", "id, a", "t.id AS x, a", "id AS id, b", "a + b, id", "upper('x') AS up, t.id", `"Odd ""name"`, ""}, []string{"max(id)", "DISTINCT id", "id::text"}))
+	both(mostly("list", []string{"*", "t.*", "id", "id, a", "t.id AS x, a", "id AS id, b", "a + b, id", "upper('x') AS up, t.id", `"Odd ""name"`, ""}, []string{"max(id)", "DISTINCT id", "id::bigint"}))
 	if nested("column") {
 		both(", (")
 		query(t, sql, plain, depth-1)
