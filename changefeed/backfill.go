@@ -26,8 +26,8 @@ import (
 // The place of the last row that was written is stored in the same transaction, so that a new applier goes on there; a page
 // in memory is read again.
 //
-// A TRUNCATE tells nothing about rows that are not in the log yet, so it makes the page in memory void, and so does every change
-// of the table's columns.
+// A TRUNCATE ends a backfill: no row is left that was there when the stream began. A change of the table's columns makes the page
+// in memory void.
 
 // backfillPage is a part of a table that was read for a stream and waits for its marker.
 type backfillPage struct {
@@ -227,13 +227,7 @@ func (t *Target) writeBackfill(ctx context.Context, tx pgx.Tx, seqs *koldproxy.S
 func (t *Target) writeBackfillPage(
 	ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, c *koldproxy.Change, tab *table, s *stream, page *backfillPage,
 ) error {
-	// DROP STREAM locks this row first and the log second; so does this.
-	var one int
-	err := tx.QueryRow(ctx, `SELECT 1 FROM koldstore.stream WHERE stream_id = $1 AND state = 'seeding' FOR NO KEY UPDATE`, s.id).Scan(&one)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return errStale
-	}
-	if err != nil {
+	if err := lockSeeding(ctx, tx, s); err != nil {
 		return err
 	}
 	n := len(page.images)
@@ -261,7 +255,7 @@ func (t *Target) writeBackfillPage(
 		}
 	}
 	t.done.events += written
-	_, err = tx.Exec(ctx, `WITH noted AS (
+	_, err := tx.Exec(ctx, `WITH noted AS (
 			UPDATE koldstore.stream SET seed_key = coalesce($2, seed_key) WHERE stream_id = $1 RETURNING seed_job)
 		UPDATE koldstore.job j
 		SET status = 'running', started_at = coalesce(j.started_at, pg_catalog.clock_timestamp()),
@@ -272,6 +266,17 @@ func (t *Target) writeBackfillPage(
 		return err
 	}
 	return t.finishBackfill(ctx, tx, s)
+}
+
+// lockSeeding locks the row of a stream whose backfill is under way; errStale if it is not any more. DROP STREAM locks this row
+// first and the log second, and so does who calls this.
+func lockSeeding(ctx context.Context, tx pgx.Tx, s *stream) error {
+	var one int
+	err := tx.QueryRow(ctx, `SELECT 1 FROM koldstore.stream WHERE stream_id = $1 AND state = 'seeding' FOR NO KEY UPDATE`, s.id).Scan(&one)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return errStale
+	}
+	return err
 }
 
 // backfillSQL writes those rows of a page that no event was about. Its parameters are ids and documents, in parallel.

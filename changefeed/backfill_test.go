@@ -203,3 +203,71 @@ func TestBackfillInATransaction(t *testing.T) {
 	h.exec(`SELECT; ` + fmt.Sprintf(earliest, "s", "t", "true")) // several statements in one message are a block, too
 	h.expect(`SELECT count(*) FROM _stream_s`, "2")
 }
+
+// A TRUNCATE ends a backfill, however often one comes: nothing is left of what was there before the stream.
+func TestBackfillUnderTruncates(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.stopApplier()
+	h.config.SeedRows = 10
+	h.startApplier()
+	h.exec(`CREATE TABLE t (id int PRIMARY KEY, v int)`, `INSERT INTO t SELECT g, 0 FROM generate_series(1, 2000) g`)
+	ctx := t.Context()
+	creator, err := pgx.Connect(ctx, h.app.Config().ConnString())
+	must(t, err)
+	defer creator.Close(context.Background())
+	created := make(chan error, 1)
+	go func() {
+		_, err := creator.Exec(ctx, fmt.Sprintf(earliest, "s", "t", "v % 2 = 0"))
+		created <- err
+	}()
+	h.eventually("CREATE STREAM returns", func() bool {
+		h.exec(`TRUNCATE t`, `INSERT INTO t SELECT g, g FROM generate_series(1, 20) g`)
+		select {
+		case err := <-created:
+			must(t, err)
+			return true
+		default:
+			return false
+		}
+	})
+	h.exec(`BEGIN; TRUNCATE t; INSERT INTO t SELECT g, g FROM generate_series(1, 5) g; TRUNCATE t; INSERT INTO t VALUES (7, 2); COMMIT`)
+	h.fence()
+	must(t, feedtest.CheckFold(ctx, h.pool, "_stream_s", "t", "v % 2 = 0", "to_jsonb(t.id)", true))
+	h.expect(`SELECT op, k FROM _stream_s ORDER BY id DESC LIMIT 5`, "put 7", "delete 4", "delete 2", "put 4", "put 2")
+	h.expect(`SELECT s.state, j.status, (SELECT count(*) FROM koldstore.seed_touched), u.events = (SELECT count(*) FROM _stream_s)
+		FROM koldstore.stream s JOIN koldstore.job j ON j.job_id = s.seed_job JOIN koldstore.stream_status u USING (stream_id)`, "active completed 0 t")
+}
+
+// A backfill that is waited for under a statement_timeout, or whose table goes away, leaves no stream.
+func TestBackfillIsGivenUp(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(`CREATE TABLE t (id int PRIMARY KEY)`, `INSERT INTO t SELECT generate_series(1, 5000)`)
+	h.stream("other", "t", "false") // publishes the table, for which the applier is needed
+	h.stopApplier()
+	for _, give := range []struct{ up, code string }{{`SET statement_timeout = '1s'`, "57014"}, {`SET statement_timeout = 0`, "55000"}} {
+		how, code := give.up, give.code
+		conn, err := pgx.Connect(t.Context(), h.app.Config().ConnString())
+		must(t, err)
+		defer conn.Close(context.Background())
+		_, err = conn.Exec(t.Context(), how)
+		must(t, err)
+		done := make(chan error, 1)
+		go func() {
+			_, err := conn.Exec(t.Context(), fmt.Sprintf(earliest, "s", "t", "true"))
+			done <- err
+		}()
+		if code == "55000" {
+			h.eventually("the backfill is waited for", func() bool { return h.rows(`SELECT count(*) FROM koldstore.stream WHERE name = 's'`)[0] == "1" })
+			h.exec(`DROP TABLE t CASCADE`)
+		}
+		err = <-done
+		var pg *pgconn.PgError
+		if !errors.As(err, &pg) || pg.Code != code {
+			t.Errorf("%s: %v", how, err)
+		}
+		h.expect(`SELECT name FROM koldstore.stream`, "other")
+		h.expect(`SELECT to_regclass('_stream_s')`, "NULL")
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,24 +16,28 @@ import (
 // expired; the policy on the log sees to that. It also makes the partitions of logs ahead of time.
 //
 // A log is partitioned by age. A partition whose events have all expired is detached, which waits for those who read the log
-// but lets nobody wait, and then dropped: there is nothing to vacuum. Events are deleted one by one only from a partition that
-// lasts too long to wait for its end: it was made under a longer retention, or nothing has been written since.
+// but lets nobody wait, and then dropped: there is nothing to vacuum. That is done within seconds, because roles that bypass
+// row-level security see expired events until then. Events are deleted one by one only from a partition that lasts too long to
+// wait for its end, and once in an interval: it was made under a longer retention, or nothing has been written since.
 type Sweeper struct {
 	interval time.Duration
 	pool     *pgxpool.Pool
 	log      zerolog.Logger
 	metrics  *Metrics
+	sweeping sync.Mutex // a log can have one partition only that is being detached
 }
 
 const (
 	// sweepRows is how many events one transaction deletes at most.
 	sweepRows = 5000
-	// extendInterval is how often logs are looked at for whether they need another partition.
-	extendInterval = 5 * time.Second
+	// tendInterval is how often logs are looked at for whether they need another partition, or an old one has expired.
+	tendInterval = 5 * time.Second
 	// detachTimeout is how long a sweep waits for readers of one log; the next one goes on from there.
 	detachTimeout = 30 * time.Second
 	// lockTimeout bounds the waiting for a lock, behind which others would have to wait.
 	lockTimeout = time.Second
+	// room is for how long a log must have partitions when one is detached: until that is done none can be attached.
+	room = detachTimeout + 15*time.Second
 )
 
 // NewSweeper makes a Sweeper that does nothing until Run. The pool's role must own the logs. An interval of zero turns sweeping
@@ -46,15 +51,13 @@ func NewSweeper(interval time.Duration, pool *pgxpool.Pool, log zerolog.Logger, 
 
 // Run sweeps at once and then every interval, and extends logs, until ctx ends; then it returns nil.
 func (s *Sweeper) Run(ctx context.Context) error {
-	extending := make(chan struct{})
-	go func() {
-		defer close(extending)
-		s.every(ctx, extendInterval, s.extend)
-	}()
+	var tending sync.WaitGroup
+	tending.Go(func() { s.every(ctx, tendInterval, s.extend) })
 	if s.interval > 0 {
+		tending.Go(func() { s.every(ctx, tendInterval, s.expire) })
 		s.every(ctx, s.interval, s.sweepAndLog)
 	}
-	<-extending
+	tending.Wait()
 	return nil
 }
 
@@ -94,9 +97,36 @@ func (s *Sweeper) extend(ctx context.Context) {
 	}
 }
 
+// expire takes away partitions that have expired, of logs that are written to, unless a sweep is doing that.
+func (s *Sweeper) expire(ctx context.Context) {
+	if !s.sweeping.TryLock() {
+		return
+	}
+	defer s.sweeping.Unlock()
+	rows, err := s.pool.Query(ctx, `SELECT s.stream_id FROM koldstore.stream s CROSS JOIN koldstore.checkpoint k
+		CROSS JOIN LATERAL (SELECT l.upper FROM koldstore.log_partitions(s.log_oid) AS l ORDER BY l.upper LIMIT 1) AS p
+		WHERE s.retention IS NOT NULL AND p.upper <= koldstore.event_id(k.watermark, '0/0')
+		  AND p.upper <= koldstore.millis_prefix(pg_catalog.floor(EXTRACT(epoch FROM pg_catalog.statement_timestamp() - s.retention) * 1000)::bigint)
+		  AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE i.inhparent = s.log_oid AND i.inhdetachpending) -- the next sweep goes on with that
+		ORDER BY s.stream_id`)
+	var due []int64
+	if err == nil {
+		due, err = pgx.CollectRows(rows, pgx.RowTo[int64])
+	}
+	for _, id := range due {
+		_, failed := s.repeat(ctx, id, s.sweepPartition)
+		err = errors.Join(err, failed)
+	}
+	if err != nil && ctx.Err() == nil {
+		s.log.Warn().Err(err).Msg("cannot take expired partitions of logs away")
+	}
+}
+
 // Sweep goes through all streams once and returns how many events it removed. A stream that fails does not keep it from
 // going on with the others; the errors come back together.
 func (s *Sweeper) Sweep(ctx context.Context) (removed int64, err error) {
+	s.sweeping.Lock()
+	defer s.sweeping.Unlock()
 	failed := s.dropDetached(ctx)
 	rows, err := s.pool.Query(ctx, `SELECT stream_id FROM koldstore.stream WHERE retention IS NOT NULL ORDER BY stream_id`)
 	if err != nil {
@@ -107,20 +137,30 @@ func (s *Sweeper) Sweep(ctx context.Context) (removed int64, err error) {
 		return 0, fmt.Errorf("list streams with a retention: %w", err)
 	}
 	for _, id := range ids {
-		for _, step := range []func(context.Context, int64) (int64, bool, error){s.sweepPartition, s.sweepPage} {
-			for more := true; more; {
-				var n int64
-				n, more, err = step(ctx, id)
-				removed += n
-				s.metrics.swept.Add(float64(n))
-				if err != nil {
-					failed = errors.Join(failed, fmt.Errorf("sweep stream %d: %w", id, err))
-					more = false
-				}
-			}
+		for _, step := range []sweepStep{s.sweepPartition, s.sweepPage} {
+			n, err := s.repeat(ctx, id, step)
+			removed += n
+			failed = errors.Join(failed, err)
 		}
 	}
 	return removed, failed
+}
+
+// sweepStep removes some of a stream's expired events and says how many, and whether there may be more.
+type sweepStep func(ctx context.Context, stream int64) (removed int64, more bool, err error)
+
+// repeat does a step until nothing is left to do.
+func (s *Sweeper) repeat(ctx context.Context, stream int64, step sweepStep) (removed int64, err error) {
+	for more := true; more; {
+		var n int64
+		n, more, err = step(ctx, stream)
+		removed += n
+		s.metrics.swept.Add(float64(n))
+		if err != nil {
+			return removed, fmt.Errorf("sweep stream %d: %w", stream, err)
+		}
+	}
+	return removed, nil
 }
 
 // oldest is the oldest partition of a log.
@@ -142,8 +182,7 @@ func (s *Sweeper) sweepPartition(ctx context.Context, id int64) (removed int64, 
 			JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 			CROSS JOIN LATERAL (SELECT l.part, l.upper FROM koldstore.log_partitions(s.log_oid) AS l ORDER BY l.upper LIMIT 1) AS p
 			WHERE s.stream_id = $1 AND s.retention IS NOT NULL
-			  AND p.upper <= (SELECT koldstore.event_id(k.watermark, '0/0') FROM koldstore.checkpoint k)
-			  AND p.upper < koldstore.log_end(s.log_oid) FOR NO KEY UPDATE OF s`, id).Scan(&p.log, &p.part)
+			  AND p.upper <= (SELECT koldstore.event_id(k.watermark, '0/0') FROM koldstore.checkpoint k) FOR NO KEY UPDATE OF s`, id).Scan(&p.log, &p.part)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil
 		}
@@ -169,14 +208,18 @@ func (s *Sweeper) sweepPartition(ctx context.Context, id int64) (removed int64, 
 	if err != nil || p.part == "" {
 		return 0, false, err
 	}
-	if err := s.detach(ctx, fmt.Sprintf(`ALTER TABLE %s DETACH PARTITION %s CONCURRENTLY`, p.log, p.part)); err != nil {
+	if err := s.detach(ctx, id, fmt.Sprintf(`ALTER TABLE %s DETACH PARTITION %s CONCURRENTLY`, p.log, p.part)); err != nil {
 		return 0, false, err
 	}
 	return p.events, true, s.drop(ctx, p.part)
 }
 
-// detach runs one statement that waits for readers. Interrupted, it leaves a partition that no new query sees any more.
-func (s *Sweeper) detach(ctx context.Context, sql string) error {
+// detach runs one statement that waits for readers of a stream's log. Interrupted, it leaves a partition that no new query sees any
+// more.
+func (s *Sweeper) detach(ctx context.Context, stream int64, sql string) error {
+	if exists, err := s.makeRoom(ctx, stream); err != nil || !exists {
+		return err
+	}
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return err
@@ -188,6 +231,24 @@ func (s *Sweeper) detach(ctx context.Context, sql string) error {
 	_, err = conn.Exec(ctx, sql)
 	_, reset := conn.Exec(context.WithoutCancel(ctx), `RESET statement_timeout`)
 	return errors.Join(err, reset)
+}
+
+// makeRoom sees to it that the applier needs no new partition while one is being detached. It says whether the stream exists.
+func (s *Sweeper) makeRoom(ctx context.Context, stream int64) (exists bool, err error) {
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, fmt.Sprintf(`SET LOCAL lock_timeout = '%dms'`, lockTimeout.Milliseconds())); err != nil {
+			return err
+		}
+		tag, err := tx.Exec(ctx, `SELECT koldstore.extend_log(s.log_oid, s.stream_id, s.retention, $2 +
+				greatest((k.watermark >> 22) + 1704067200000, pg_catalog.floor(EXTRACT(epoch FROM pg_catalog.clock_timestamp()) * 1000)::bigint))
+			FROM koldstore.stream s CROSS JOIN koldstore.checkpoint k WHERE s.stream_id = $1 FOR KEY SHARE OF s`, stream, room.Milliseconds())
+		exists = tag.RowsAffected() > 0
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("make room in a log: %w", err)
+	}
+	return exists, nil
 }
 
 // drop removes a table that was a partition; nobody reads it any more.
@@ -203,13 +264,16 @@ func (s *Sweeper) drop(ctx context.Context, part string) error {
 
 // dropDetached finishes what an earlier sweep has begun: partitions that were being detached, and those that were.
 func (s *Sweeper) dropDetached(ctx context.Context) error {
-	rows, err := s.pool.Query(ctx, `SELECT c.oid::regclass::text, coalesce(i.inhparent::regclass::text, '')
-		FROM pg_catalog.pg_class c LEFT JOIN pg_catalog.pg_inherits i ON i.inhrelid = c.oid
+	rows, err := s.pool.Query(ctx, `SELECT c.oid::regclass::text, coalesce(i.inhparent::regclass::text, ''), coalesce(s.stream_id, 0)
+		FROM pg_catalog.pg_class c LEFT JOIN pg_catalog.pg_inherits i ON i.inhrelid = c.oid LEFT JOIN koldstore.stream s ON s.log_oid = i.inhparent
 		WHERE c.relkind = 'r' AND koldstore.is_log_partition(c.relnamespace::regnamespace::text, c.relname) AND (i.inhrelid IS NULL OR i.inhdetachpending)`)
 	if err != nil {
 		return fmt.Errorf("list detached partitions: %w", err)
 	}
-	type detached struct{ Part, Log string }
+	type detached struct {
+		Part, Log string
+		Stream    int64
+	}
 	left, err := pgx.CollectRows(rows, pgx.RowToStructByPos[detached])
 	if err != nil {
 		return fmt.Errorf("list detached partitions: %w", err)
@@ -218,7 +282,7 @@ func (s *Sweeper) dropDetached(ctx context.Context) error {
 	for _, d := range left {
 		var err error
 		if d.Log != "" {
-			err = s.detach(ctx, fmt.Sprintf(`ALTER TABLE %s DETACH PARTITION %s FINALIZE`, d.Log, d.Part))
+			err = s.detach(ctx, d.Stream, fmt.Sprintf(`ALTER TABLE %s DETACH PARTITION %s FINALIZE`, d.Log, d.Part))
 		}
 		if err == nil {
 			err = s.drop(ctx, d.Part)

@@ -141,26 +141,49 @@ func textArray(values []json.RawMessage) []string {
 	return out
 }
 
+// truncateStream tells of the keys that are live in a stream's log: those whose last event is a put. Before the last TRUNCATE there
+// are none. A backfill ends here, since a row that is in the table now came after the truncate, and so as an event.
 func (t *Target) truncateStream(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, c *koldproxy.Change, s *stream) error {
+	if s.seeding {
+		if err := lockSeeding(ctx, tx, s); err != nil {
+			return err
+		}
+	}
 	live := fmt.Sprintf(`SELECT l.k, l.doc, row_number() OVER (ORDER BY l.k) - 1 AS n
-		FROM (SELECT DISTINCT ON (k) k, op, doc FROM %s ORDER BY k, id DESC) l WHERE l.op = 'put'`, s.log)
+		FROM (SELECT DISTINCT ON (k) k, op, doc FROM %s
+			WHERE id > coalesce((SELECT truncated_id FROM koldstore.stream_status WHERE stream_id = %d), '') ORDER BY k, id DESC) l WHERE l.op = 'put'`, s.log, s.id)
 	var n int64
-	if err := tx.QueryRow(ctx, `SELECT count(*) FROM (`+live+`) x`).Scan(&n); err != nil || n == 0 {
+	if err := tx.QueryRow(ctx, `SELECT count(*) FROM (`+live+`) x`).Scan(&n); err != nil {
+		return err
+	}
+	first := seqs.Reserve(max(n, 1), t.cfg.Now())
+	last := koldproxy.EventID(first+koldproxy.Seq(max(n, 1)-1), c.CommitLSN)
+	if n > 0 {
+		if err := t.writeTruncate(ctx, tx, c, s, live, first, last); err != nil {
+			return err
+		}
+	}
+	_, err := tx.Exec(ctx, `UPDATE koldstore.stream_status SET events = events + $1, truncated_id = $2 WHERE stream_id = $3`, n, last, s.id)
+	t.done.events += n
+	if err != nil || !s.seeding {
+		return err
+	}
+	return t.finishBackfill(ctx, tx, s)
+}
+
+// writeTruncate writes a delete for each live key, with ids up to last.
+func (t *Target) writeTruncate(
+	ctx context.Context, tx pgx.Tx, c *koldproxy.Change, s *stream, live string, first koldproxy.Seq, last string,
+) error {
+	if err := t.makeRoom(ctx, tx, s, last); err != nil {
 		return err
 	}
 	old, oldValue := "", ""
 	if s.preImage {
 		old, oldValue = ", old", ", live.doc"
 	}
-	first := seqs.Reserve(n, t.cfg.Now())
-	if err := t.makeRoom(ctx, tx, s, koldproxy.EventID(first+koldproxy.Seq(n-1), c.CommitLSN)); err != nil {
-		return err
-	}
-	_, err := tx.Exec(ctx, fmt.Sprintf(`WITH live AS (%s),
-		written AS (INSERT INTO %s (id, op, k, ts, doc%s)
-			SELECT koldstore.event_id($1 + live.n, $2::text::pg_lsn), 'delete', live.k, $3, live.doc%s FROM live)
-		UPDATE koldstore.stream_status SET events = events + $4 WHERE stream_id = $5`, live, s.log, old, oldValue),
-		int64(first), c.CommitLSN.String(), c.CommitTime, n, s.id)
-	t.done.events += n
+	_, err := tx.Exec(ctx, fmt.Sprintf(`WITH live AS (%s)
+		INSERT INTO %s (id, op, k, ts, doc%s) SELECT koldstore.event_id($1 + live.n, $2::text::pg_lsn), 'delete', live.k, $3, live.doc%s FROM live`,
+		live, s.log, old, oldValue), int64(first), c.CommitLSN.String(), c.CommitTime)
 	return err
 }

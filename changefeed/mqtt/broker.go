@@ -39,7 +39,7 @@ type Broker struct {
 	metrics *metrics
 	server  *mochi.Server
 	router  *router
-	rights  *rights
+	rights  *Rights
 	logins  chan struct{} // one element for each login under way
 
 	queue       chan *message
@@ -82,10 +82,7 @@ func New(cfg Config, auth Auth, log zerolog.Logger, reg prometheus.Registerer) (
 		// mochi logs whole packets, passwords included; what is worth logging is logged here.
 		server: mochi.New(&mochi.Options{Capabilities: capabilities, Logger: slog.New(slog.DiscardHandler)}),
 		router: newRouter(),
-		rights: &rights{
-			auth: auth, ttl: cfg.RightsTTL, timeout: cfg.RightsTimeout,
-			places: make(chan struct{}, cfg.RightsConcurrency), answers: make(map[rightKey]*answer),
-		},
+		rights:   NewRights(cfg, auth),
 		logins:   make(chan struct{}, cfg.LoginConcurrency),
 		queue:    make(chan *message, cfg.PublishQueue),
 		sessions: make(map[sessionKey]*session),

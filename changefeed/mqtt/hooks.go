@@ -189,7 +189,7 @@ func (h *hooks) OnACLCheck(cl *mochi.Client, filter string, write bool) bool {
 		return true
 	case filterExact:
 		c := connOf(cl)
-		allowed, err := h.broker.rights.mayRead(c.ctx, c.user, pattern)
+		allowed, err := h.broker.rights.MaySubscribe(c.ctx, c.user, pattern)
 		if err != nil {
 			h.broker.log.Warn().Str("user", c.user).Str("topic", pattern).Err(err).Msg("right to subscribe cannot be checked")
 		}

@@ -10,8 +10,8 @@ import (
 // errorTTL is how long a failed question keeps others from being asked.
 const errorTTL = 100 * time.Millisecond
 
-// rights asks who may read what and remembers the answers for a short time.
-type rights struct {
+// Rights asks who may receive what and remembers the answers for a short time. Its methods may run concurrently.
+type Rights struct {
 	auth    Auth
 	ttl     time.Duration
 	timeout time.Duration
@@ -20,6 +20,14 @@ type rights struct {
 	mu      sync.Mutex
 	answers map[rightKey]*answer
 	sweepAt int // number of answers at which old ones are looked for
+}
+
+// NewRights makes Rights that ask auth, within the bounds that cfg has for it.
+func NewRights(cfg Config, auth Auth) *Rights {
+	return &Rights{
+		auth: auth, ttl: cfg.RightsTTL, timeout: cfg.RightsTimeout,
+		places: make(chan struct{}, cfg.RightsConcurrency), answers: make(map[rightKey]*answer),
+	}
 }
 
 type rightKey struct{ user, topic string }
@@ -33,9 +41,9 @@ type answer struct {
 	err     error
 }
 
-// mayRead tells whether a role may receive a topic, as PostgreSQL said at most ttl ago. Questions about the same are asked
+// MaySubscribe tells whether a role may receive a topic, as PostgreSQL said at most ttl ago. Questions about the same are asked
 // once. An error means that the question could not be asked.
-func (r *rights) mayRead(ctx context.Context, user, topic string) (bool, error) {
+func (r *Rights) MaySubscribe(ctx context.Context, user, topic string) (bool, error) {
 	key := rightKey{user, topic}
 	for {
 		a, mine := r.find(key)
@@ -58,7 +66,7 @@ func (r *rights) mayRead(ctx context.Context, user, topic string) (bool, error) 
 }
 
 // find returns the answer to use or to wait for; mine is true if the caller has to get it.
-func (r *rights) find(key rightKey) (a *answer, mine bool) {
+func (r *Rights) find(key rightKey) (a *answer, mine bool) {
 	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -79,7 +87,7 @@ func (r *rights) find(key rightKey) (a *answer, mine bool) {
 }
 
 // fresh tells whether an answer may be used, or is still on its way.
-func (r *rights) fresh(a *answer, now time.Time) bool {
+func (r *Rights) fresh(a *answer, now time.Time) bool {
 	select {
 	case <-a.done:
 	default:
@@ -93,7 +101,7 @@ func (r *rights) fresh(a *answer, now time.Time) bool {
 }
 
 // forget removes an answer unless another one has taken its place.
-func (r *rights) forget(key rightKey, a *answer) {
+func (r *Rights) forget(key rightKey, a *answer) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.answers[key] == a {
@@ -101,7 +109,7 @@ func (r *rights) forget(key rightKey, a *answer) {
 	}
 }
 
-func (r *rights) ask(ctx context.Context, key rightKey) (bool, error) {
+func (r *Rights) ask(ctx context.Context, key rightKey) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
 	select {

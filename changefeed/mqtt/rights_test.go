@@ -35,8 +35,8 @@ func (a *scriptedAuth) MaySubscribe(ctx context.Context, _, _ string) (bool, err
 	}
 }
 
-func newRights(auth Auth) *rights {
-	return &rights{auth: auth, ttl: time.Second, timeout: 3 * time.Second, places: make(chan struct{}, 2), answers: make(map[rightKey]*answer)}
+func newRights(auth Auth) *Rights {
+	return &Rights{auth: auth, ttl: time.Second, timeout: 3 * time.Second, places: make(chan struct{}, 2), answers: make(map[rightKey]*answer)}
 }
 
 func TestRightsAreAskedOnceAndNotUsedForLong(t *testing.T) {
@@ -48,7 +48,7 @@ func TestRightsAreAskedOnceAndNotUsedForLong(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 50 {
 			wg.Go(func() {
-				if ok, err := r.mayRead(t.Context(), "u", "t"); !ok || err != nil {
+				if ok, err := r.MaySubscribe(t.Context(), "u", "t"); !ok || err != nil {
 					t.Errorf("mayRead = %v, %v", ok, err)
 				}
 			})
@@ -56,11 +56,11 @@ func TestRightsAreAskedOnceAndNotUsedForLong(t *testing.T) {
 		wg.Wait()
 		auth.allowed.Store(false)
 		time.Sleep(899 * time.Millisecond) // 999 ms after the question
-		if ok, _ := r.mayRead(t.Context(), "u", "t"); !ok {
+		if ok, _ := r.MaySubscribe(t.Context(), "u", "t"); !ok {
 			t.Error("the answer is forgotten before its time")
 		}
 		time.Sleep(time.Millisecond)
-		if ok, _ := r.mayRead(t.Context(), "u", "t"); ok {
+		if ok, _ := r.MaySubscribe(t.Context(), "u", "t"); ok {
 			t.Error("an answer is used that was asked for a second ago")
 		}
 		if n := auth.asked.Load(); n != 2 {
@@ -76,11 +76,11 @@ func TestRightsOutliveTheOneWhoAsked(t *testing.T) {
 		auth.allowed.Store(true)
 		r := newRights(auth)
 		asker, leave := context.WithCancel(t.Context())
-		go func() { _, _ = r.mayRead(asker, "u", "t") }()
+		go func() { _, _ = r.MaySubscribe(asker, "u", "t") }()
 		synctest.Wait()
 		done := make(chan bool)
 		go func() {
-			ok, err := r.mayRead(t.Context(), "u", "t")
+			ok, err := r.MaySubscribe(t.Context(), "u", "t")
 			done <- ok && err == nil
 		}()
 		synctest.Wait()
@@ -98,7 +98,7 @@ func TestRightsThatCannotBeAsked(t *testing.T) {
 		auth.allowed.Store(true)
 		r := newRights(auth)
 		for range 10 { // within errorTTL
-			if _, err := r.mayRead(t.Context(), "u", "t"); err == nil {
+			if _, err := r.MaySubscribe(t.Context(), "u", "t"); err == nil {
 				t.Error("no error")
 			}
 		}
@@ -107,11 +107,11 @@ func TestRightsThatCannotBeAsked(t *testing.T) {
 		}
 		time.Sleep(errorTTL)
 		auth.err = nil
-		if ok, err := r.mayRead(t.Context(), "u", "t"); !ok || err != nil {
+		if ok, err := r.MaySubscribe(t.Context(), "u", "t"); !ok || err != nil {
 			t.Errorf("mayRead = %v, %v", ok, err)
 		}
 		auth.delay = time.Hour
-		if _, err := r.mayRead(t.Context(), "u", "other"); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := r.MaySubscribe(t.Context(), "u", "other"); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("err = %v", err)
 		}
 	})
@@ -122,7 +122,7 @@ func TestRightsAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRights(&scriptedAuth{})
 		for i := range 5000 {
-			_, _ = r.mayRead(t.Context(), "u", strings.Repeat("t", i%4000))
+			_, _ = r.MaySubscribe(t.Context(), "u", strings.Repeat("t", i%4000))
 			time.Sleep(10 * time.Millisecond)
 		}
 		if n := len(r.answers); n > 1024 {

@@ -117,7 +117,7 @@ func (s *session) write(d delivery, frames net.Buffers) error {
 // the client's rights.
 func (s *session) frame(d delivery) []byte {
 	m := d.message
-	allowed, err := s.broker.rights.mayRead(s.conn.ctx, s.key.user, m.topic)
+	allowed, err := s.broker.rights.MaySubscribe(s.conn.ctx, s.key.user, m.topic)
 	switch {
 	case err != nil:
 		s.broker.metrics.dropped.WithLabelValues(dropUnjudged).Inc()

@@ -21,7 +21,7 @@ func (b *Broker) watchRights(ctx context.Context, done chan<- struct{}) {
 		case <-ticker.C:
 		}
 		for _, e := range b.router.exact() {
-			allowed, err := b.rights.mayRead(ctx, e.session.key.user, e.topic)
+			allowed, err := b.rights.MaySubscribe(ctx, e.session.key.user, e.topic)
 			if ctx.Err() != nil {
 				return
 			}

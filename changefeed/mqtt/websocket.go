@@ -25,6 +25,7 @@ func WebsocketListener(ln net.Listener) net.Listener {
 	}
 	w.server = &http.Server{
 		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       10 * time.Second, // who was refused may try again, not stay
 		MaxHeaderBytes:    16 << 10,
 		Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 			if !slices.ContainsFunc(websocket.Subprotocols(r), func(p string) bool { return p == "mqtt" || p == "mqttv3.1" }) {

@@ -32,12 +32,15 @@ type Auth interface {
 type Config struct {
 	// MaxClients bounds the responses under way; further ones are 503. Default 1000.
 	MaxClients int
-	// LoginConcurrency bounds logins under way, each of which is a connection to PostgreSQL. Default 8.
+	// LoginConcurrency bounds logins under way, each of which is a connection to PostgreSQL; sixteen times as many may wait.
+	// Default 8.
 	LoginConcurrency int
+	// LoginTimeout is the time for a login, waiting included. Default 10 s.
+	LoginTimeout time.Duration
 	// PageRows is how many events are read from a log at once. Default 500.
 	PageRows int
-	// Poll is how often a log is looked at without being told of anything, and how old an answer about a right may be.
-	// Default 1 s.
+	// Poll is how often a stream with clients is looked at without being told of anything, once for all of them, and how
+	// often [Auth] is asked about the right of each. Default 1 s.
 	Poll time.Duration
 	// Heartbeat is how often a client that nothing happens for is sent a comment. Default 15 s.
 	Heartbeat time.Duration
@@ -48,13 +51,14 @@ type Config struct {
 // DefaultConfig returns the defaults.
 func DefaultConfig() Config {
 	return Config{
-		MaxClients: 1000, LoginConcurrency: 8, PageRows: 500,
+		MaxClients: 1000, LoginConcurrency: 8, LoginTimeout: 10 * time.Second, PageRows: 500,
 		Poll: time.Second, Heartbeat: 15 * time.Second, WriteTimeout: 30 * time.Second,
 	}
 }
 
-// Handler serves the pattern GET /streams/{db}/{name} of an [http.ServeMux]; together the two are a topic. It is also a changefeed.Publisher, which tells it that there is something new;
-// where nobody tells it (another instance applies the changes) it finds out within [Config].Poll.
+// Handler serves the pattern GET /streams/{db}/{name} of an [http.ServeMux]; together the two are a topic. It is also a
+// changefeed.Publisher, which tells it that there is something new; where nobody tells it (another instance applies the changes)
+// it finds out within [Config].Poll.
 type Handler struct {
 	cfg     Config
 	auth    Auth
@@ -62,7 +66,8 @@ type Handler struct {
 	log     zerolog.Logger
 	hub     hub
 	clients atomic.Int64
-	logins  chan struct{}
+	logins  chan struct{} // one element for each login under way
+	waiting atomic.Int64  // logins, those under way included
 }
 
 // New makes a Handler. pools are connections of koldproxy's own role by the name of the database; the caller goes on owning
@@ -79,12 +84,6 @@ func (h *Handler) Consumers(topic string) int { return h.hub.count(topic) }
 
 // ServeHTTP answers with events until the client goes, the right ends, or the server does.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if h.clients.Add(1) > int64(h.cfg.MaxClients) {
-		h.clients.Add(-1)
-		http.Error(w, "too many clients", http.StatusServiceUnavailable)
-		return
-	}
-	defer h.clients.Add(-1)
 	topic := koldproxy.TopicRoot + "/" + r.PathValue("db") + "/" + r.PathValue("name")
 	database, schema, name, ok := koldproxy.ParseStreamTopic(topic)
 	user, status, err := h.login(r)
@@ -95,6 +94,12 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), status)
 		return
 	}
+	if h.clients.Add(1) > int64(h.cfg.MaxClients) { // who has not logged in takes no place
+		h.clients.Add(-1)
+		http.Error(w, "too many clients", http.StatusServiceUnavailable)
+		return
+	}
+	defer h.clients.Add(-1)
 	after, err := position(r)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -112,8 +117,6 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "permission denied for topic "+topic, http.StatusForbidden)
 		return
 	}
-	wake := h.hub.join(topic) // before the first look, so that nothing is missed
-	defer h.hub.leave(topic, wake)
 	replay, err := changefeed.OpenReplay(r.Context(), h.pools[database], schema, name)
 	if errors.Is(err, changefeed.ErrNoStream) {
 		http.Error(w, "there is no such stream", http.StatusNotFound)
@@ -124,11 +127,45 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "PostgreSQL cannot be asked", http.StatusServiceUnavailable)
 		return
 	}
+	wake := h.hub.join(topic, func(ctx context.Context) { h.look(ctx, topic, database, schema, name) }) // before the first page, so that nothing is missed
+	defer h.hub.leave(topic, wake)
 	c := &client{
 		handler: h, user: user, topic: topic, replay: replay, wake: wake,
 		w: w, rc: http.NewResponseController(w), asked: time.Now(),
 	}
-	c.serve(r.Context(), after)
+	c.serve(r.Context(), after, r.Method == http.MethodHead)
+}
+
+// look wakes the clients of a topic when its stream has new events, or is gone, until ctx ends.
+func (h *Handler) look(ctx context.Context, topic, database, schema, name string) {
+	poll := time.NewTicker(h.cfg.Poll)
+	defer poll.Stop()
+	var replay *changefeed.Replay
+	seen := int64(-1)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-poll.C:
+		}
+		var err error
+		if replay == nil {
+			replay, err = changefeed.OpenReplay(ctx, h.pools[database], schema, name)
+		}
+		events := int64(-1)
+		if err == nil {
+			events, err = replay.Events(ctx)
+		}
+		if errors.Is(err, changefeed.ErrNoStream) {
+			replay = nil // there may be another one of this name
+		} else if err != nil {
+			continue
+		}
+		if events != seen || err != nil {
+			seen = events
+			h.hub.wake(topic)
+		}
+	}
 }
 
 // login checks HTTP Basic credentials. Its errors are for the client.
@@ -139,13 +176,19 @@ func (h *Handler) login(r *http.Request) (user string, status int, err error) {
 	if !given || user == "" || password == "" || len(user) > longestName || !utf8.ValidString(user) || strings.ContainsRune(user+password, 0) {
 		return "", http.StatusUnauthorized, errors.New("user and password of a PostgreSQL role are needed")
 	}
+	defer h.waiting.Add(-1)
+	if h.waiting.Add(1) > 17*int64(h.cfg.LoginConcurrency) {
+		return "", http.StatusServiceUnavailable, errors.New("too many logins at a time")
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), h.cfg.LoginTimeout)
+	defer cancel()
 	select {
 	case h.logins <- struct{}{}:
 		defer func() { <-h.logins }()
-	case <-r.Context().Done():
-		return "", http.StatusServiceUnavailable, r.Context().Err()
+	case <-ctx.Done():
+		return "", http.StatusServiceUnavailable, errors.New("too many logins at a time")
 	}
-	err = h.auth.Login(r.Context(), user, password)
+	err = h.auth.Login(ctx, user, password)
 	switch {
 	case err == nil:
 		return user, 0, nil
@@ -190,7 +233,7 @@ type client struct {
 	asked   time.Time // when the right was asked for
 }
 
-func (c *client) serve(ctx context.Context, after string) {
+func (c *client) serve(ctx context.Context, after string, headOnly bool) {
 	end, floor, err := c.replay.End(ctx)
 	if err != nil {
 		http.Error(c.w, "PostgreSQL cannot be asked", http.StatusServiceUnavailable)
@@ -202,14 +245,17 @@ func (c *client) serve(ctx context.Context, after string) {
 	header.Set("X-Accel-Buffering", "no") // for nginx in between
 	_ = c.rc.SetReadDeadline(time.Time{}) // which is meant for requests
 	c.w.WriteHeader(http.StatusOK)
-	first := ": ready\n\n"
+	if headOnly {
+		return // its body would be thrown away, for ever
+	}
+	first := []byte(": ready\n\n")
 	switch {
 	case after == fromNewest:
 		after = end
 	case after != fromEarliest && after < floor:
-		first = fmt.Sprintf("event: gap\ndata: {\"floor\":%q}\n\n", floor)
+		first, after = gap(nil, floor), floor
 	}
-	if err := c.write([]byte(first)); err != nil {
+	if err := c.write(first); err != nil {
 		return
 	}
 	reason, err := c.follow(ctx, after)
@@ -221,12 +267,17 @@ func (c *client) serve(ctx context.Context, after string) {
 	_ = c.write(fmt.Appendf(nil, "event: end\ndata: %s\n\n", text))
 }
 
+// gap appends an event that says that events up to floor are gone.
+func gap(out []byte, floor string) []byte {
+	return fmt.Appendf(out, "event: gap\ndata: {\"floor\":%q}\n\n", floor)
+}
+
 // follow sends events until something ends it: reason is why the server does.
 func (c *client) follow(ctx context.Context, after string) (reason string, err error) {
 	poll := time.NewTicker(c.handler.cfg.Poll)
 	defer poll.Stop()
 	spoke := time.Now()
-	for {
+	for read := true; ; { // whether there may be something to read
 		if time.Since(c.asked) >= c.handler.cfg.Poll {
 			c.asked = time.Now()
 			allowed, err := c.handler.auth.MaySubscribe(ctx, c.user, c.topic)
@@ -237,23 +288,29 @@ func (c *client) follow(ctx context.Context, after string) (reason string, err e
 				return "permission denied", nil
 			}
 		}
-		page, err := c.replay.Page(ctx, after, c.handler.cfg.PageRows)
-		if errors.Is(err, changefeed.ErrNoStream) {
-			return "the stream was dropped", nil
+		var page changefeed.ReplayPage
+		if read {
+			page, err = c.replay.Page(ctx, after, c.handler.cfg.PageRows)
+			if errors.Is(err, changefeed.ErrNoStream) {
+				return "the stream was dropped", nil
+			}
+			if err != nil {
+				return "", err
+			}
 		}
-		if err != nil {
-			return "", err
-		}
-		if len(page) > 0 {
+		if n := len(page.Events); n > 0 {
 			var out []byte
-			for _, e := range page {
+			if page.Floor != "" { // this client has been so slow
+				out = gap(out, page.Floor)
+			}
+			for _, e := range page.Events {
 				out = fmt.Appendf(out, "id: %s\ndata: %s\n\n", e.ID, e.Payload)
 			}
 			if err := c.write(out); err != nil {
 				return "", err
 			}
-			after, spoke = page[len(page)-1].ID, time.Now()
-			if len(page) == c.handler.cfg.PageRows {
+			after, spoke = page.Events[n-1].ID, time.Now()
+			if n == c.handler.cfg.PageRows {
 				continue
 			}
 		} else if time.Since(spoke) >= c.handler.cfg.Heartbeat {
@@ -266,7 +323,9 @@ func (c *client) follow(ctx context.Context, after string) (reason string, err e
 		case <-ctx.Done():
 			return "", ctx.Err()
 		case <-c.wake:
+			read = true
 		case <-poll.C:
+			read = false
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -110,6 +111,7 @@ func (w *world) write(n int) (ids []string) {
 		must(w.t, err)
 		ids = append(ids, id)
 	}
+	w.exec(`UPDATE koldstore.stream_status SET events = events + 1`)
 	w.handler.Publish(w.topic(), nil)
 	return ids
 }
@@ -237,7 +239,7 @@ func TestEvents(t *testing.T) {
 	if n := w.handler.Consumers(w.topic()); n < 2 {
 		t.Errorf("%d consumers", n)
 	}
-	w.exec(`INSERT INTO _stream_s (id, op, k, ts, doc, old) VALUES ('` + koldproxy.EventID(koldproxy.SeqAt(time.Now())+1<<20, 1) + `', 'exit', '"x"', '2030-01-01 00:00:00.5+00', NULL, '{"b": 1}')`)
+	w.exec(`UPDATE koldstore.stream_status SET events = events + 1; INSERT INTO _stream_s (id, op, k, ts, doc, old) VALUES ('` + koldproxy.EventID(koldproxy.SeqAt(time.Now())+1<<20, 1) + `', 'exit', '"x"', '2030-01-01 00:00:00.5+00', NULL, '{"b": 1}')`)
 	_, data := now.event() // nobody said anything: it is found by looking
 	if text := fmt.Sprint(data["op"], data["k"], data["doc"], data["old"], data["prev"]); text != fmt.Sprint("exit", "x", nil, map[string]any{"b": 1.0}, more[3]) {
 		t.Errorf("the event is %s", text)
@@ -290,19 +292,119 @@ func TestRights(t *testing.T) {
 			t.Errorf("%s as %q: WWW-Authenticate %q", c.url, c.user, response.Header.Get("WWW-Authenticate"))
 		}
 	}
-	ended := func(s *stream, reason string) {
-		t.Helper()
-		for line := s.line(); line != "event: end"; line = s.line() {
-			if !strings.HasPrefix(line, ":") {
-				t.Fatalf("got %q", line)
-			}
-		}
-		s.expectLine(fmt.Sprintf(`data: {"reason":%q}`, reason))
-		s.expectLine("EOF")
-	}
 	s := w.open("")
 	w.exec(fmt.Sprintf(`CALL koldstore.revoke_subscribe(ARRAY['%s'], ARRAY['%s']::name[])`, w.topic(), w.reader))
-	ended(s, "permission denied")
+	s.expectEnd("permission denied")
+}
+
+// expectEnd skips heartbeats.
+func (s *stream) expectEnd(reason string) {
+	s.t.Helper()
+	for line := s.line(); line != "event: end"; line = s.line() {
+		if !strings.HasPrefix(line, ":") {
+			s.t.Fatalf("got %q", line)
+		}
+	}
+	s.expectLine(fmt.Sprintf(`data: {"reason":%q}`, reason))
+	s.expectLine("EOF")
+}
+
+// A response ends with the role that asked for it and with its stream; a new stream of the name is another one. A log that is
+// moved is followed.
+func TestEndsOfAStream(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	guest := "guest_" + strings.TrimPrefix(w.reader, "reader_")
+	w.exec(fmt.Sprintf(`CREATE ROLE %[2]s LOGIN PASSWORD 'pw'; CALL koldstore.grant_subscribe(ARRAY['%[1]s'], ARRAY['%[2]s']::name[])`, w.topic(), guest))
+	live := w.open("")
+	response := w.get(w.url, guest, "pw", "") //nolint:bodyclose // get does
+	if response.StatusCode != http.StatusOK {
+		t.Fatalf("the guest: %s", response.Status)
+	}
+	w.exec(`DROP ROLE ` + guest)
+	body, err := io.ReadAll(response.Body)
+	must(t, err)
+	if !strings.HasSuffix(string(body), "event: end\ndata: {\"reason\":\"permission denied\"}\n\n") {
+		t.Errorf("the role is dropped: %q", body)
+	}
+	w.exec(`ALTER TABLE _stream_s SET SCHEMA "Odd Schema"`) // nobody but the service role can
+	w.exec(`INSERT INTO "Odd Schema"._stream_s (id, op, k, ts) VALUES ('` + koldproxy.EventID(koldproxy.SeqAt(time.Now())+1<<20, 1) + `', 'put', '1', now()); UPDATE koldstore.stream_status SET events = events + 1`)
+	live.event()
+	w.exec(`ALTER TABLE "Odd Schema"._stream_s SET SCHEMA public; CALL koldstore.drop_stream(NULL, 's'); CALL koldstore.create_stream(NULL, 's', NULL, 't', 'true'); UPDATE koldstore.stream SET state = 'active'`)
+	w.exec(fmt.Sprintf(`CALL koldstore.grant_subscribe(ARRAY['%s'], ARRAY['%s']::name[])`, w.topic(), w.reader))
+	w.handler.Publish(w.topic(), nil)
+	for line := live.line(); line != "event: end"; line = live.line() {
+		if !strings.HasPrefix(line, ":") {
+			t.Fatalf("got %q", line)
+		}
+	}
+}
+
+// What is not a GET, asks for the end only, or has not logged in, costs nothing that lasts.
+func TestRequests(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(c *sse.Config) { c.MaxClients = 1; c.LoginConcurrency = 1; c.LoginTimeout = 300 * time.Millisecond })
+	ids := w.write(2)
+	for _, c := range []struct {
+		method string
+		status int
+	}{{http.MethodHead, 200}, {http.MethodPost, 405}, {http.MethodOptions, 405}, {http.MethodPut, 405}, {http.MethodDelete, 405}} {
+		r, err := http.NewRequestWithContext(t.Context(), c.method, w.url, nil)
+		must(t, err)
+		r.SetBasicAuth(w.reader, "pw")
+		r.Header.Set("Origin", "https://elsewhere.example")
+		r.Header.Set("Accept-Encoding", "gzip")
+		response, err := http.DefaultClient.Do(r) // returns when the response is over, or hangs
+		must(t, err)
+		_, err = io.Copy(io.Discard, response.Body)
+		must(t, err)
+		response.Body.Close()
+		if response.StatusCode != c.status || response.Header.Get("Access-Control-Allow-Origin") != "" || response.Header.Get("Content-Encoding") != "" {
+			t.Errorf("%s: %s, %v", c.method, response.Status, response.Header)
+		}
+	}
+	// The id of another stream is a moment, and so is one that never was.
+	other := koldproxy.EventID(koldproxy.SeqAt(time.Now().Add(-time.Hour)), 77)
+	s := w.open(other)
+	s.expectEvents(ids)
+	s.cancel()
+	deadline := time.Now().Add(patience)
+	for w.handler.Consumers(w.topic()) > 0 {
+		if time.Now().After(deadline) {
+			t.Fatal("a client that is gone stays")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	w.open("") // the only place is free
+}
+
+// A client that falls behind what is retained while it is connected is told so, in the place of what it has missed.
+func TestGapWhileConnected(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(c *sse.Config) { c.Poll = time.Hour }) // it looks when it is told to
+	w.exec(`CALL koldstore.alter_stream(NULL, 's', '{"retention": "1h"}')`)
+	before := w.write(1)
+	s := w.open("")
+	expired := func(id string) string {
+		return fmt.Sprintf(`UPDATE _stream_s SET ts = ts - interval '2 h' WHERE id <= '%s'`, id)
+	}
+	w.exec(expired(before[0])) // what the client has had may go
+	seen := w.write(1)
+	s.expectEvents(seen)
+	w.seq++
+	missed := koldproxy.EventID(koldproxy.SeqAt(time.Now())+koldproxy.Seq(w.seq), 1)
+	w.exec(`INSERT INTO _stream_s (id, op, k, ts) VALUES ('` + missed + `', 'put', '1', now()); ` + expired(missed))
+	after := w.write(1)
+	for _, want := range []string{"event: gap", fmt.Sprintf(`data: {"floor":%q}`, missed)} {
+		line := s.line()
+		for strings.HasPrefix(line, ":") {
+			line = s.line()
+		}
+		if line != want {
+			t.Errorf("got %q, want %q", line, want)
+		}
+	}
+	s.expectEvents(after)
 }
 
 // One client that does not read, and many that do, leave each other alone.

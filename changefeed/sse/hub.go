@@ -1,41 +1,69 @@
 package sse
 
-import "sync"
+import (
+	"context"
+	"sync"
+)
 
 // hub wakes the clients of a topic. It is a changefeed.Publisher that throws the payload away: the log has it.
 type hub struct {
-	mu      sync.Mutex
-	waiting map[string]map[chan struct{}]struct{}
+	mu     sync.Mutex
+	topics map[string]*topic
 }
 
-// join returns a channel that receives something when there may be new events on a topic.
-func (h *hub) join(topic string) chan struct{} {
+// topic has clients.
+type topic struct {
+	clients map[chan struct{}]struct{}
+	stop    context.CancelFunc // ends who looks for them
+	stopped chan struct{}
+}
+
+// join returns a channel that receives something when there may be new events on a topic. While a topic has clients, look runs.
+func (h *hub) join(name string, look func(context.Context)) chan struct{} {
 	wake := make(chan struct{}, 1)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.waiting == nil {
-		h.waiting = make(map[string]map[chan struct{}]struct{})
+	if h.topics == nil {
+		h.topics = make(map[string]*topic)
 	}
-	if h.waiting[topic] == nil {
-		h.waiting[topic] = make(map[chan struct{}]struct{})
+	t := h.topics[name]
+	if t == nil {
+		ctx, stop := context.WithCancel(context.Background())
+		t = &topic{clients: make(map[chan struct{}]struct{}), stop: stop, stopped: make(chan struct{})}
+		h.topics[name] = t
+		go func() {
+			defer close(t.stopped)
+			look(ctx)
+		}()
 	}
-	h.waiting[topic][wake] = struct{}{}
+	t.clients[wake] = struct{}{}
 	return wake
 }
 
-func (h *hub) leave(topic string, wake chan struct{}) {
+// leave undoes join. The last client waits until look has returned.
+func (h *hub) leave(name string, wake chan struct{}) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.waiting[topic], wake)
-	if len(h.waiting[topic]) == 0 {
-		delete(h.waiting, topic)
+	t := h.topics[name]
+	delete(t.clients, wake)
+	last := len(t.clients) == 0
+	if last {
+		delete(h.topics, name)
+		t.stop()
+	}
+	h.mu.Unlock()
+	if last {
+		<-t.stopped
 	}
 }
 
-func (h *hub) wake(topic string) {
+func (h *hub) wake(name string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for wake := range h.waiting[topic] {
+	t := h.topics[name]
+	if t == nil {
+		return
+	}
+	for wake := range t.clients {
 		select {
 		case wake <- struct{}{}:
 		default:
@@ -43,8 +71,11 @@ func (h *hub) wake(topic string) {
 	}
 }
 
-func (h *hub) count(topic string) int {
+func (h *hub) count(name string) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return len(h.waiting[topic])
+	if t := h.topics[name]; t != nil {
+		return len(t.clients)
+	}
+	return 0
 }

@@ -32,7 +32,15 @@ func (p publishers) Consumers(topic string) (n int) {
 }
 
 // sseAuth is the broker's view of who may do what, for server-sent events.
-type sseAuth struct{ *mqtt.PostgresAuth }
+type sseAuth struct {
+	*mqtt.PostgresAuth
+	rights *mqtt.Rights // many clients ask the same
+}
+
+// MaySubscribe is asked by every client all the time.
+func (a sseAuth) MaySubscribe(ctx context.Context, user, topic string) (bool, error) {
+	return a.rights.MaySubscribe(ctx, user, topic)
+}
 
 // Refused says whether a login failed because PostgreSQL said no.
 func (sseAuth) Refused(err error) bool { return errors.Is(err, mqtt.ErrRefused) }
@@ -59,7 +67,7 @@ func (s *service) openLive() (publishers, error) {
 		all = append(all, s.relay)
 	}
 	if s.cfg.HTTP.Listen != "" {
-		s.events = sse.New(sse.DefaultConfig(), sseAuth{auth}, s.databases.pools(), s.log.With().Str("part", "sse").Logger())
+		s.events = sse.New(sse.DefaultConfig(), sseAuth{auth, mqtt.NewRights(mqtt.DefaultConfig(), auth)}, s.databases.pools(), s.log.With().Str("part", "sse").Logger())
 		all = append(all, s.events)
 	}
 	return all, nil
