@@ -80,8 +80,8 @@ func New(cfg Config, auth Auth, log zerolog.Logger, reg prometheus.Registerer) (
 		auth: auth,
 		log:  log,
 		// mochi logs whole packets, passwords included; what is worth logging is logged here.
-		server: mochi.New(&mochi.Options{Capabilities: capabilities, Logger: slog.New(slog.DiscardHandler)}),
-		router: newRouter(),
+		server:   mochi.New(&mochi.Options{Capabilities: capabilities, Logger: slog.New(slog.DiscardHandler)}),
+		router:   newRouter(),
 		rights:   NewRights(cfg, auth),
 		logins:   make(chan struct{}, cfg.LoginConcurrency),
 		queue:    make(chan *message, cfg.PublishQueue),

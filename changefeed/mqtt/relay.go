@@ -120,9 +120,11 @@ func (r *Relay) Run(ctx context.Context) error {
 		return errors.New("mqtt.url is no URL")
 	}
 	host, _ := os.Hostname() // without it the id is shorter
+	var failing atomic.Bool  // an attempt has failed since the last success; it is said once
 	opts := paho.NewClientOptions().
 		AddBroker(brokerAddress(u)).
 		SetClientID(fmt.Sprintf("koldproxy-%s-%d", host, os.Getpid())).
+		SetProtocolVersion(4).
 		SetCleanSession(true).
 		SetAutoReconnect(true).
 		SetConnectRetry(true).
@@ -132,6 +134,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		SetWriteTimeout(r.cfg.Timeout).
 		SetOnConnectHandler(func(paho.Client) {
 			r.connected.Set(1)
+			failing.Store(false)
 			r.log.Info().Str("broker", u.Redacted()).Msg("connected to the external mqtt broker")
 			select {
 			case up <- struct{}{}:
@@ -142,6 +145,11 @@ func (r *Relay) Run(ctx context.Context) error {
 			r.connected.Set(0)
 			r.log.Warn().Str("broker", u.Redacted()).Err(err).Msg("lost the external mqtt broker")
 		})
+	opts.SetConnectionNotificationHandler(func(_ paho.Client, n paho.ConnectionNotification) {
+		if f, ok := n.(paho.ConnectionNotificationFailed); ok && !failing.Swap(true) {
+			r.log.Warn().Str("broker", u.Redacted()).Err(f.Reason).Msg("cannot connect to the external mqtt broker, trying again")
+		}
+	})
 	if u.User != nil {
 		password, _ := u.User.Password()
 		opts.SetUsername(u.User.Username()).SetPassword(password)

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -59,31 +60,46 @@ func mosquitto(t *testing.T, address string) (stop func()) {
 	return stop
 }
 
-// Events reach a broker of somebody else's under a prefix of their own. While it is away they wait, in bounds, and what
-// does not fit is counted; nothing blocks; afterwards it goes on by itself.
-func TestRelay(t *testing.T) {
-	t.Parallel()
+// freeAddress is one that nobody listens on.
+func freeAddress(t *testing.T) string {
+	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := ln.Addr().String()
-	ln.Close()
-	cfg := DefaultRelayConfig("mqtt://relay:" + "se%3Ac%2Fret" + "@" + address)
-	cfg.Prefix, cfg.Queue, cfg.RetryMax = "site/db", 100, 200*time.Millisecond
-	relay, err := NewRelay(cfg, zerolog.Nop(), nil)
+	defer ln.Close()
+	return ln.Addr().String()
+}
+
+// runRelay runs a relay until the end of the test.
+func runRelay(t *testing.T, cfg RelayConfig) (*Relay, *lockedBuffer) {
+	t.Helper()
+	log := new(lockedBuffer)
+	relay, err := NewRelay(cfg, zerolog.New(log), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- relay.Run(ctx) }()
-	defer func() {
+	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Errorf("Run: %v", err)
 		}
-	}()
+	})
+	return relay, log
+}
+
+// Events reach a broker of somebody else's under a prefix of their own. While it is away they wait, in bounds, and what
+// does not fit is counted; nothing blocks; afterwards it goes on by itself.
+func TestRelay(t *testing.T) {
+	t.Parallel()
+	address := freeAddress(t)
+	cfg := DefaultRelayConfig("mqtt://relay:" + "se%3Ac%2Fret" + "@" + address)
+	cfg.Prefix, cfg.Queue, cfg.RetryMax = "site/db", 100, 200*time.Millisecond
+	relay, log := runRelay(t, cfg)
+	eventually(t, "it says that there is no broker", func() bool { return strings.Contains(log.String(), "connection refused") })
 	for range 2 {
 		stop := mosquitto(t, address)
 		host, port, _ := net.SplitHostPort(address)
@@ -131,6 +147,36 @@ func TestRelay(t *testing.T) {
 		if lost := testutil.ToFloat64(relay.dropped) - dropped; lost < 390 || lost > 500 {
 			t.Errorf("%v of 500 messages were dropped, with a queue for 100", lost)
 		}
+	}
+}
+
+// lockedBuffer is a log that is read while it is written.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// A broker that refuses the login is named in the log, without the password, and is no reason to stop.
+func TestRelayIsRefused(t *testing.T) {
+	t.Parallel()
+	address := freeAddress(t)
+	mosquitto(t, address)
+	_, log := runRelay(t, DefaultRelayConfig("mqtt://relay:mistaken@"+address))
+	eventually(t, "the refusal is logged", func() bool { return strings.Contains(log.String(), "cannot connect") })
+	if said := log.String(); strings.Contains(said, "mistaken") || !strings.Contains(said, address) || !strings.Contains(strings.ToLower(said), "not authorized") {
+		t.Errorf("logged: %s", said)
 	}
 }
 
