@@ -31,14 +31,18 @@ type Replay struct {
 type ReplayEvent struct {
 	ID      string
 	Payload []byte
+	Gap     *ReplayGap // what is missing in front of it, or nil
 }
 
-// ReplayPage is what [Replay.Page] returns.
-type ReplayPage struct {
-	Events []ReplayEvent
-	// Floor is set if events between the position and the first of Events have expired: it is the newest id that has.
-	Floor string
+// ReplayGap says that events of which a reader cannot know are missing: those up to Floor have expired, or those behind it were
+// never captured.
+type ReplayGap struct {
+	Floor  string `json:"floor"`
+	Reason string `json:"reason"`
 }
+
+// Expired is the reason of a gap that retention has made.
+const Expired = "retention"
 
 // OpenReplay finds a stream. The pool's role must own the logs.
 func OpenReplay(ctx context.Context, pool *pgxpool.Pool, schema, name string) (*Replay, error) {
@@ -91,7 +95,7 @@ func (r *Replay) Events(ctx context.Context) (n int64, err error) {
 
 // Page returns up to limit events behind an id, oldest first, without those that have expired. Fewer than limit means that
 // there are no more by now. The events' prev is the id of the one before, as seen from here.
-func (r *Replay) Page(ctx context.Context, after string, limit int) (page ReplayPage, err error) {
+func (r *Replay) Page(ctx context.Context, after string, limit int) (page []ReplayEvent, err error) {
 	old := "NULL::text"
 	if r.preImage {
 		old = "coalesce(l.old::text, 'null')"
@@ -99,7 +103,7 @@ func (r *Replay) Page(ctx context.Context, after string, limit int) (page Replay
 	// Whether the event at the position is still there is asked of the same snapshot: if it is, so is everything behind it.
 	known := true
 	before := after
-	err = r.query(ctx, `SELECT s.known, l.* FROM (SELECT t.retention, EXISTS (SELECT FROM %[1]s a
+	err = r.query(ctx, `SELECT s.known, s.hole, s.reason, l.* FROM (SELECT t.retention, coalesce(t.gap ->> 'after', '') AS hole, coalesce(t.gap ->> 'reason', '') AS reason, EXISTS (SELECT FROM %[1]s a
 				WHERE a.id = $3 AND a.ts > coalesce(pg_catalog.statement_timestamp() - t.retention, '-infinity')) AS known
 			FROM koldstore.stream t WHERE t.stream_id = $1 AND t.log_oid = $2) s
 		LEFT JOIN LATERAL (SELECT l.id, l.op, l.k::text, pg_catalog.floor(EXTRACT(epoch FROM l.ts) * 1000)::bigint, coalesce(l.doc::text, 'null'), `+old+`
@@ -107,32 +111,37 @@ func (r *Replay) Page(ctx context.Context, after string, limit int) (page Replay
 			ORDER BY l.id LIMIT $4) l ON true ORDER BY l.id`, []any{after, limit}, func(row pgx.CollectableRow) error {
 		var id, op, k, doc *string
 		var millis *int64
+		var hole ReplayGap
 		var e liveEvent
-		if err := row.Scan(&known, &id, &op, &k, &millis, &doc, &e.old); err != nil || id == nil {
+		if err := row.Scan(&known, &hole.Floor, &hole.Reason, &id, &op, &k, &millis, &doc, &e.old); err != nil || id == nil {
 			return err
 		}
 		e.id, e.op, e.k, e.millis, e.doc = *id, *op, *k, *millis, *doc
-		page.Events = append(page.Events, ReplayEvent{ID: e.id, Payload: e.payload(before)})
+		event := ReplayEvent{ID: e.id, Payload: e.payload(before)}
+		if before != "" && before <= hole.Floor && hole.Floor < e.id {
+			event.Gap = &hole
+		}
+		page = append(page, event)
 		before = e.id
 		return nil
 	})
 	if err != nil {
-		return ReplayPage{}, fmt.Errorf("read the log of a stream: %w", err)
+		return nil, fmt.Errorf("read the log of a stream: %w", err)
 	}
-	if known || after == "" || len(page.Events) == 0 {
+	if known || after == "" || len(page) == 0 {
 		return page, nil
 	}
 	var floor string
-	first := page.Events[0].ID
+	first := page[0].ID
 	err = r.query(ctx, `SELECT coalesce(greatest(s.floor, (SELECT max(l.id) FROM %[1]s l WHERE l.id > $3 AND l.id < $4)), '')
 		FROM koldstore.stream s WHERE s.stream_id = $1 AND s.log_oid = $2`, []any{after, first}, func(row pgx.CollectableRow) error { return row.Scan(&floor) })
 	switch {
 	case err != nil:
-		return ReplayPage{}, fmt.Errorf("find the beginning of a stream: %w", err)
+		return nil, fmt.Errorf("find the beginning of a stream: %w", err)
 	case floor >= first: // the page has expired meanwhile
 		return r.Page(ctx, after, limit)
 	case floor > after:
-		page.Floor = floor
+		page[0].Gap = &ReplayGap{Floor: floor, Reason: Expired}
 	}
 	return page, nil
 }

@@ -9,7 +9,8 @@
 // begin: earliest, or an id; otherwise the first event is the next new one.
 //
 // A client whose position is below what retention has removed, when it connects or because it reads so slowly, gets an event
-// named gap, with {"floor": id} as data, so that it knows that it has missed something. When the stream is dropped, or the right to it is revoked, an event named end
+// named gap, with {"floor": id, "reason": "retention"} as data, so that it knows that it has missed something. So does one that comes to a
+// hole, where changes were never captured (docs/operations.md, "Gaps"); the reason says why. When the stream is dropped, or the right to it is revoked, an event named end
 // comes last, with {"reason": text}.
 //
 // Login is HTTP Basic with a PostgreSQL role and its password, and rights are those of live push (GRANT SUBSCRIBE ON TOPIC);

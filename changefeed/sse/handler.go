@@ -231,6 +231,7 @@ type client struct {
 	w       http.ResponseWriter
 	rc      *http.ResponseController
 	asked   time.Time // when the right was asked for
+	began   string    // the newest event when it asked for what is new; otherwise empty
 }
 
 func (c *client) serve(ctx context.Context, after string, headOnly bool) {
@@ -251,9 +252,9 @@ func (c *client) serve(ctx context.Context, after string, headOnly bool) {
 	first := []byte(": ready\n\n")
 	switch {
 	case after == fromNewest:
-		after = end
+		after, c.began = end, end
 	case after != fromEarliest && after < floor:
-		first, after = gap(nil, floor), floor
+		first, after = gap(nil, changefeed.ReplayGap{Floor: floor, Reason: changefeed.Expired}), floor
 	}
 	if err := c.write(first); err != nil {
 		return
@@ -267,9 +268,10 @@ func (c *client) serve(ctx context.Context, after string, headOnly bool) {
 	_ = c.write(fmt.Appendf(nil, "event: end\ndata: %s\n\n", text))
 }
 
-// gap appends an event that says that events up to floor are gone.
-func gap(out []byte, floor string) []byte {
-	return fmt.Appendf(out, "event: gap\ndata: {\"floor\":%q}\n\n", floor)
+// gap appends an event that says what is missing.
+func gap(out []byte, g changefeed.ReplayGap) []byte {
+	text, _ := json.Marshal(g) // never fails
+	return fmt.Appendf(out, "event: gap\ndata: %s\n\n", text)
 }
 
 // follow sends events until something ends it: reason is why the server does.
@@ -288,7 +290,7 @@ func (c *client) follow(ctx context.Context, after string) (reason string, err e
 				return "permission denied", nil
 			}
 		}
-		var page changefeed.ReplayPage
+		var page []changefeed.ReplayEvent
 		if read {
 			page, err = c.replay.Page(ctx, after, c.handler.cfg.PageRows)
 			if errors.Is(err, changefeed.ErrNoStream) {
@@ -298,18 +300,18 @@ func (c *client) follow(ctx context.Context, after string) (reason string, err e
 				return "", err
 			}
 		}
-		if n := len(page.Events); n > 0 {
+		if n := len(page); n > 0 {
 			var out []byte
-			if page.Floor != "" { // this client has been so slow
-				out = gap(out, page.Floor)
-			}
-			for _, e := range page.Events {
+			for _, e := range page {
+				if e.Gap != nil && e.Gap.Floor != c.began { // of a hole where it began it need not know
+					out = gap(out, *e.Gap)
+				}
 				out = fmt.Appendf(out, "id: %s\ndata: %s\n\n", e.ID, e.Payload)
 			}
 			if err := c.write(out); err != nil {
 				return "", err
 			}
-			after, spoke = page.Events[n-1].ID, time.Now()
+			after, spoke = page[n-1].ID, time.Now()
 			if n == c.handler.cfg.PageRows {
 				continue
 			}

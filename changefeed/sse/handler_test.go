@@ -260,7 +260,7 @@ func TestGap(t *testing.T) {
 			lines = append(lines, scan.Text())
 		}
 	}
-	if want := []string{"event: gap", fmt.Sprintf(`data: {"floor":%q}`, ids[1]), "id: " + ids[2]}; strings.Join(lines, "\n") != strings.Join(want, "\n") {
+	if want := []string{"event: gap", fmt.Sprintf(`data: {"floor":%q,"reason":"retention"}`, ids[1]), "id: " + ids[2]}; strings.Join(lines, "\n") != strings.Join(want, "\n") {
 		t.Errorf("got %q, want %q", lines, want)
 	}
 }
@@ -395,16 +395,40 @@ func TestGapWhileConnected(t *testing.T) {
 	missed := koldproxy.EventID(koldproxy.SeqAt(time.Now())+koldproxy.Seq(w.seq), 1)
 	w.exec(`INSERT INTO _stream_s (id, op, k, ts) VALUES ('` + missed + `', 'put', '1', now()); ` + expired(missed))
 	after := w.write(1)
-	for _, want := range []string{"event: gap", fmt.Sprintf(`data: {"floor":%q}`, missed)} {
-		line := s.line()
-		for strings.HasPrefix(line, ":") {
-			line = s.line()
-		}
-		if line != want {
-			t.Errorf("got %q, want %q", line, want)
-		}
-	}
+	s.expectGap(missed, "retention")
 	s.expectEvents(after)
+}
+
+// expectGap skips heartbeats.
+func (s *stream) expectGap(floor, reason string) {
+	s.t.Helper()
+	line := s.line()
+	for strings.HasPrefix(line, ":") {
+		line = s.line()
+	}
+	if line != "event: gap" {
+		s.t.Errorf("got %q, want a gap", line)
+	}
+	s.expectLine(fmt.Sprintf(`data: {"floor":%q,"reason":%q}`, floor, reason))
+}
+
+// Where changes were never captured, whoever passes by is told so; whoever begins behind it is not.
+func TestHole(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ids := w.write(2)
+	fresh, old := w.open(""), w.open(ids[0])
+	old.expectEvents(ids[1:])
+	w.exec(`UPDATE koldstore.stream SET gap = jsonb_build_object('after', '` + ids[1] + `', 'reason', 'the slot was lost') WHERE name = 's'`)
+	behind := w.write(2)
+	old.expectGap(ids[1], "the slot was lost")
+	old.expectEvents(behind)
+	fresh.expectEvents(behind)
+	again := w.open(ids[0])
+	again.expectEvents(ids[1:])
+	again.expectGap(ids[1], "the slot was lost")
+	again.expectEvents(behind)
+	w.open(behind[0]).expectEvents(behind[1:])
 }
 
 // One client that does not read, and many that do, leave each other alone.
