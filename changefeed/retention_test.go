@@ -230,12 +230,32 @@ func TestPagesWalkTheIndex(t *testing.T) {
 	}
 }
 
+// The sweep also takes the last event of a log that is not written to any more, in a database in which nothing happens.
+func TestSweepTakesTheLastEvent(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.admin(secondsWide)
+	h.exec(`CREATE TABLE t (id int PRIMARY KEY)`)
+	h.stream("s", "t", "true", "retention", "1s")
+	h.exec(`INSERT INTO t VALUES (1)`)
+	h.fence()
+	last := h.rows(`SELECT max(id) FROM _stream_s`)[0]
+	h.eventually("the event is gone", func() bool { return sweep(h) == 1 })
+	h.expect(`SELECT count(*), koldstore.stream_floor('s') FROM _stream_s`, "0 "+last)
+	h.exec(`INSERT INTO t VALUES (2)`)
+	h.fence()
+	h.expect(`SELECT k FROM _stream_s`, "2")
+}
+
+// secondsWide makes partitions that cover a second.
+const secondsWide = `CREATE OR REPLACE FUNCTION koldstore.log_width(keep interval) RETURNS interval LANGUAGE sql IMMUTABLE BEGIN ATOMIC SELECT interval '1 second'; END`
+
 // Roles that retention's policy does not bind see expired events until their partition goes: within seconds of its end, not at the
 // next sweep only.
 func TestExpiredPartitionsGoSoon(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	h.admin(`CREATE OR REPLACE FUNCTION koldstore.log_width(keep interval) RETURNS interval LANGUAGE sql IMMUTABLE BEGIN ATOMIC SELECT interval '1 second'; END`)
+	h.admin(secondsWide)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	s := sweeper(h) // with an hour between two sweeps
