@@ -96,12 +96,16 @@ var architecture = map[string]rule{
 		allowed: []string{"github.com/jackc/pgx/v5"},
 		why:     "a consumer as a user would write it: koldproxy is plain SQL to it",
 	},
+	"examples/gomqtt": {
+		allowed: []string{"github.com/jackc/pgx/v5", "github.com/eclipse/paho.mqtt.golang"},
+		why:     "one that MQTT wakes",
+	},
 	"migrations": {
 		allowed: []string{"github.com/jackc/pgx/v5", "github.com/jackc/tern/v2"},
 		why:     "numbered SQL and the runner for it",
 	},
 	"internal/benchapply": {
-		allowed: []string{module + "/internal/localpg", "github.com/jackc/pgx/v5"},
+		allowed: []string{module + "/internal/localpg", "github.com/jackc/pgx/v5", "github.com/eclipse/paho.mqtt.golang"},
 		why:     "measures the built binary from outside; a program of its own, since a benchmark of package testing cannot take turns",
 	},
 	"internal/localpg": {
