@@ -70,9 +70,26 @@ bench-cold: setup ## measure flushes, sizes and cold pages beside DuckDB (ARGS='
 bench-apply: setup build ## compare the applier with PostgreSQL's own subscriber on the same log (ARGS='-scale 1')
 	@go run ./internal/benchapply $(ARGS)
 
+.PHONY: bench-streams
+bench-streams: setup build ## measure streams: applying with 0 to 100 of them, live push, replay, sweeps (ARGS='-scale 1')
+	@go run ./internal/benchapply -only streams,push,fanout,replay,sweep $(ARGS)
+
 .PHONY: bench-proxy
 bench-proxy: setup build ## compare queries, logins, COPY and memory directly, through PgBouncer and through koldproxy (ARGS=--help)
 	@.ci/bench-proxy $(ARGS)
+
+.PHONY: release-dry
+release-dry: ## build everything that a release has, and publish nothing (dist/; needs gcc-aarch64-linux-gnu)
+	GOFLAGS= go run github.com/goreleaser/goreleaser/v2@$(GORELEASER_VERSION) check
+	GOFLAGS= go run github.com/goreleaser/goreleaser/v2@$(GORELEASER_VERSION) release --snapshot --clean --skip=publish
+
+.PHONY: sbom
+sbom: build ## list what the binary is made of, in CycloneDX (bin/koldproxy.cdx.json)
+	GOFLAGS= go run github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@$(CYCLONEDX_VERSION) bin -json -output bin/koldproxy.cdx.json bin/koldproxy
+
+.PHONY: vuln
+vuln: ## ask the Go project's database for flaws in what is linked in (needs vuln.go.dev)
+	go run golang.org/x/vuln/cmd/govulncheck@$(VULN_VERSION) ./...
 
 .PHONY: setup
 setup: ## install what the demo needs and lacks: PostgreSQL binaries, a C compiler, Go modules

@@ -55,6 +55,7 @@ type database struct {
 	name         string
 	source, copy *pgx.Conn
 	proxyAddr    string
+	mqttAddr     string // empty: no broker
 	serving      *exec.Cmd
 	log          string // what koldproxy writes
 }
@@ -87,6 +88,9 @@ func (b *bench) newDatabase(ctx context.Context) (*database, error) {
 }
 
 func (d *database) arguments(command ...string) []string {
+	if d.mqttAddr != "" {
+		command = append(command, "--set", "mqtt.enabled=true", "--set", "mqtt.listen="+d.mqttAddr)
+	}
 	return append(command,
 		"--set", "postgres.dsn="+d.b.cluster.DSN(d.name, "", ""), "--set", "postgres.databases="+d.name,
 		"--set", "cold.url=file://"+filepath.Join(d.b.cluster.Folder, "cold"), "--set", "http.listen=", "--set", "proxy.listen="+d.proxyAddr)
@@ -119,12 +123,8 @@ func (d *database) drop(ctx context.Context) error {
 // serve starts koldproxy.
 func (d *database) serve(ctx context.Context) error {
 	if d.proxyAddr == "" {
-		ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
-		if err != nil {
-			return err
-		}
-		d.proxyAddr = ln.Addr().String()
-		if err := ln.Close(); err != nil {
+		var err error
+		if d.proxyAddr, err = freeAddress(ctx); err != nil {
 			return err
 		}
 	}
@@ -137,6 +137,15 @@ func (d *database) serve(ctx context.Context) error {
 	d.serving.Stdout, d.serving.Stderr = log, log
 	d.serving.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return d.serving.Start()
+}
+
+// freeAddress is one that nobody listens on.
+func freeAddress(ctx context.Context) (string, error) {
+	ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return ln.Addr().String(), ln.Close()
 }
 
 // stop ends koldproxy if it runs.
@@ -214,21 +223,7 @@ func (d *database) stream(ctx context.Context, n int) error {
 	if n == 0 {
 		return nil
 	}
-	cfg, err := pgx.ParseConfig(d.b.cluster.DSN(d.name, "", ""))
-	if err != nil {
-		return err
-	}
-	host, port, err := net.SplitHostPort(d.proxyAddr)
-	if err != nil {
-		return err
-	}
-	number, err := strconv.ParseUint(port, 10, 16)
-	if err != nil {
-		return err
-	}
-	cfg.TLSConfig, cfg.Fallbacks = nil, nil // which would lead past the proxy
-	cfg.Host, cfg.Port, cfg.DefaultQueryExecMode = host, uint16(number), pgx.QueryExecModeSimpleProtocol
-	conn, err := pgx.ConnectConfig(ctx, cfg)
+	conn, err := d.proxied(ctx)
 	if err != nil {
 		return err
 	}
@@ -239,6 +234,25 @@ func (d *database) stream(ctx context.Context, n int) error {
 		}
 	}
 	return await(ctx, d.source, 20*time.Millisecond, `SELECT bool_and(state = 'active') FROM koldstore.stream`)
+}
+
+// proxied is a session that passes through koldproxy, which must run.
+func (d *database) proxied(ctx context.Context) (*pgx.Conn, error) {
+	cfg, err := pgx.ParseConfig(d.b.cluster.DSN(d.name, "", ""))
+	if err != nil {
+		return nil, err
+	}
+	host, port, err := net.SplitHostPort(d.proxyAddr)
+	if err != nil {
+		return nil, err
+	}
+	number, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return nil, err
+	}
+	cfg.TLSConfig, cfg.Fallbacks = nil, nil // which would lead past the proxy
+	cfg.Host, cfg.Port = host, uint16(number)
+	return pgx.ConnectConfig(ctx, cfg)
 }
 
 // pgbench runs a script with some clients, for a number of transactions each or for a time. It returns transactions per second.

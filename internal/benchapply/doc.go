@@ -10,5 +10,7 @@
 // The other parts are measured as an application meets them: how long a commit takes to be visible, what it costs the
 // application to be followed, what a page costs, how much memory a large transaction takes.
 //
+// The parts push, fanout, replay and sweep are about the logs of streams and those who read them; `make bench-streams` runs these.
+//
 // -scale 1 is the size that docs/benchmarks.md speaks of; the default is a tenth of it.
 package main

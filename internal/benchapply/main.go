@@ -34,6 +34,10 @@ var parts = []struct {
 	{"cost", applicationCost},
 	{"page", hotPage},
 	{"memory", bigTransaction},
+	{"push", pushLatency},
+	{"fanout", fanOut},
+	{"replay", replay},
+	{"sweep", sweep},
 }
 
 func main() {
@@ -43,7 +47,7 @@ func main() {
 	flag.IntVar(&o.rounds, "rounds", 3, "rounds of each comparison; medians are printed")
 	flag.IntVar(&o.seconds, "seconds", 5, "length of each measurement that takes time rather than rows")
 	flag.IntVar(&o.bigRows, "big", 1_000_000, "rows of the large transaction of part memory")
-	flag.StringVar(&o.only, "only", "", "parts to measure, separated by commas: drain, streams, latency, cost, page, memory; or case names of drains")
+	flag.StringVar(&o.only, "only", "", "parts to measure, separated by commas: drain, streams, latency, cost, page, memory, push, fanout, replay, sweep; or case names of drains")
 	flag.StringVar(&o.perf, "perf", "", "record the drains of koldproxy with `perf` into this file")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

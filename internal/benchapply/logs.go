@@ -1,0 +1,183 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// smallStreams makes a database with the empty table t0, which is not managed, with streams, and koldproxy running.
+func (b *bench) smallStreams(ctx context.Context, streams int, set func(*database)) (*database, error) {
+	d, err := b.newDatabase(ctx)
+	if err != nil {
+		return nil, err
+	}
+	set(d)
+	if err = exec1(ctx, d.source, fmt.Sprintf(`CREATE TABLE t0 (%s)`, narrow.columns)); err == nil {
+		err = d.serve(ctx)
+	}
+	if err == nil {
+		err = await(ctx, d.source, 20*time.Millisecond, `SELECT EXISTS (SELECT FROM pg_replication_slots WHERE active AND database = current_database())`)
+	}
+	if err == nil {
+		err = d.stream(ctx, streams)
+	}
+	return d, err
+}
+
+// replay reads a log from its beginning to its end in pages of 500, through koldproxy with AFTER and directly by the key.
+func replay(ctx context.Context, b *bench) (err error) {
+	d, err := b.smallStreams(ctx, 1, func(*database) {})
+	if d != nil {
+		defer func() { err = errors.Join(err, d.drop(ctx)) }()
+	}
+	if err != nil {
+		return err
+	}
+	n := b.scaled(1_000_000)
+	if err := exec1(ctx, d.source, fmt.Sprintf(`INSERT INTO t0 SELECT %s FROM generate_series(1, %d) AS i`, narrow.values, n)); err != nil {
+		return err
+	}
+	if err := await(ctx, d.source, 100*time.Millisecond, `SELECT events >= $1 FROM koldstore.stream_status`, n); err != nil {
+		return err
+	}
+	if err := exec1(ctx, d.source, `VACUUM ANALYZE _stream_s0`); err != nil {
+		return err
+	}
+	through, err := d.proxied(ctx)
+	if err != nil {
+		return err
+	}
+	defer through.Close(ctx)
+	const page = `SELECT id, op, k, ts, doc FROM _stream_s0 %s ORDER BY id LIMIT 500 %s`
+	ways := []struct {
+		conn  *pgx.Conn
+		sql   string
+		rates []float64
+	}{
+		{conn: d.source, sql: fmt.Sprintf(page, "WHERE id > $1", "")},
+		{conn: through, sql: fmt.Sprintf(page, "", "AFTER ($1)")},
+	}
+	for round := range b.rounds {
+		for i := range ways {
+			w := &ways[(i+round)%2]
+			begun := time.Now()
+			read, err := readPages(ctx, w.conn, w.sql)
+			if err != nil {
+				return err
+			}
+			if read != n {
+				return fmt.Errorf("%d of %d events were read", read, n)
+			}
+			w.rates = append(w.rates, float64(n)/time.Since(begun).Seconds())
+		}
+	}
+	direct, proxied := median(ways[0].rates), median(ways[1].rates)
+	fmt.Printf("\n| Replay in pages of 500 | Directly, rows/s | Through koldproxy with AFTER, rows/s | Ratio |\n|---|---|---|---|\n| %d events | %.0f | %.0f | %.2f |\n", n, direct, proxied, proxied/direct)
+	return nil
+}
+
+func readPages(ctx context.Context, conn *pgx.Conn, sql string) (n int, err error) {
+	for after := ""; ; {
+		rows, err := conn.Query(ctx, sql, after)
+		if err != nil {
+			return n, err
+		}
+		before := n
+		for rows.Next() {
+			after = string(rows.RawValues()[0])
+			n++
+		}
+		if err := rows.Err(); err != nil || n-before < 500 {
+			return n, err
+		}
+	}
+}
+
+// sweep puts many expired events into a log of 24 hours and measures how long they take to go, and what a writer notices of it.
+func sweep(ctx context.Context, b *bench) (err error) {
+	d, err := b.smallStreams(ctx, 1, func(*database) {})
+	if d != nil {
+		defer func() { err = errors.Join(err, d.drop(ctx)) }()
+	}
+	if err != nil {
+		return err
+	}
+	n := b.scaled(10_000_000)
+	size := func() (bytes int64, err error) {
+		return value[int64](ctx, d.source, `SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class c WHERE c.relnamespace = 'koldstore'::regnamespace AND c.relname LIKE '\_stream\_%' AND c.relkind = 'r'`)
+	}
+	empty, err := size()
+	if err != nil {
+		return err
+	}
+	// The log gets a partition of its own for events of yesterday.
+	err = exec1(ctx, d.source, `DO $$
+		DECLARE
+			part regclass; upper text; id bigint;
+			old  text := koldstore.millis_prefix(floor(extract(epoch FROM now() - interval '26 hours') * 1000)::bigint);
+		BEGIN
+			SELECT l.part, l.upper, s.stream_id INTO part, upper, id FROM koldstore.stream s, koldstore.log_partitions(s.log_oid) AS l;
+			EXECUTE format('ALTER TABLE _stream_s0 DETACH PARTITION %s', part);
+			EXECUTE format('CREATE TABLE koldstore._stream_%s_0 (LIKE _stream_s0 INCLUDING INDEXES)', id);
+			EXECUTE format('ALTER TABLE _stream_s0 ATTACH PARTITION koldstore._stream_%s_0 FOR VALUES FROM (MINVALUE) TO (%L)', id, old);
+			EXECUTE format('ALTER TABLE _stream_s0 ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)', part, old, upper);
+		END $$`,
+		fmt.Sprintf(`INSERT INTO _stream_s0 (id, op, k, ts, doc) SELECT koldstore.event_id(koldstore.seq_at(now() - interval '30 hours') + i, '0/1'), 'put', to_jsonb(i), now() - interval '30 hours',
+			jsonb_build_object('id', i, 'bucket', i %% 1000, 'note', md5(i::text)) FROM generate_series(1, %d) AS i`, n),
+		`VACUUM ANALYZE _stream_s0`)
+	if err != nil {
+		return err
+	}
+	full, err := size()
+	if err != nil {
+		return err
+	}
+	visible := func() ([]float64, error) {
+		return d.latency(ctx, `SELECT EXISTS (SELECT FROM _stream_s0 WHERE id > (SELECT koldstore.event_id(c.watermark - (5000::bigint << 22), '0/0') FROM koldstore.checkpoint c) AND k = to_jsonb($1::bigint))`)
+	}
+	if err := exec1(ctx, d.source, `INSERT INTO t0 (id, bucket, amount, at) VALUES (1, 0, 1, now())`); err != nil {
+		return err
+	}
+	calm, err := visible()
+	if err != nil {
+		return err
+	}
+	watch, err := pgx.Connect(ctx, b.cluster.DSN(d.name, "", ""))
+	if err != nil {
+		return err
+	}
+	defer watch.Close(ctx)
+	begun := time.Now()
+	if err := exec1(ctx, watch, `CALL koldstore.alter_stream(NULL, 's0', '{"retention": "24h"}')`); err != nil {
+		return err
+	}
+	gone := make(chan error, 1)
+	var took time.Duration
+	go func() {
+		err := await(ctx, watch, 20*time.Millisecond, `SELECT count(*) = 0 FROM pg_class WHERE relname LIKE '\_stream\_%\_0'`)
+		took = time.Since(begun)
+		gone <- err
+	}()
+	meanwhile, err := visible()
+	if err := errors.Join(err, <-gone); err != nil {
+		return err
+	}
+	left, err := size()
+	if err != nil {
+		return err
+	}
+	dead, err := value[int64](ctx, d.source, `SELECT coalesce(sum(n_dead_tup), 0)::bigint FROM pg_stat_user_tables WHERE relname LIKE '\_stream\_%'`)
+	if err != nil {
+		return err
+	}
+	slices.Sort(calm)
+	slices.Sort(meanwhile)
+	fmt.Printf("\n| Expired events | Gone after, s | Log before, MB | and after | Dead rows | Commit to log, p50 and max, ms, before | meanwhile |\n|---|---|---|---|---|---|---|\n| %d | %.1f | %d | %d | %d | %.1f, %.1f | %.1f, %.1f |\n",
+		n, took.Seconds(), (full-empty)>>20, (left-empty)>>20, dead, calm[len(calm)/2], calm[len(calm)-1], meanwhile[len(meanwhile)/2], meanwhile[len(meanwhile)-1])
+	return nil
+}
