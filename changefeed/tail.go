@@ -40,13 +40,14 @@ func DefaultTailConfig(database string) TailConfig {
 // Stats and Wake may be called from any goroutine at any time.
 type Tail struct {
 	cfg     TailConfig
+	follows bool // it tells its own subscribers what another instance applies: it stores nothing and notifies nobody
 	pool    *pgxpool.Pool
 	publish Publisher
 	log     zerolog.Logger
 	metrics *Metrics
 	wake    chan struct{}
 
-	streams map[int64]*tailed // by stream_id; belongs to Run
+	streams map[int64]*tailed // by stream_id; belongs to Run or Follow
 
 	mu  sync.Mutex
 	lag map[string]liveStream // by schema.name
@@ -76,6 +77,14 @@ func NewTail(cfg TailConfig, pool *pgxpool.Pool, publisher Publisher, log zerolo
 		cfg: cfg, pool: pool, publish: publisher, metrics: metrics, log: log.With().Str("db", cfg.Database).Logger(),
 		wake: make(chan struct{}, 1), lag: make(map[string]liveStream),
 	}
+}
+
+// NewFollower makes a Tail for an instance that does not lead, whose subscribers are to be told all the same. It does nothing until
+// Follow.
+func NewFollower(cfg TailConfig, pool *pgxpool.Pool, publisher Publisher, log zerolog.Logger, metrics *Metrics) *Tail {
+	t := NewTail(cfg, pool, publisher, log, metrics)
+	t.follows = true
+	return t
 }
 
 // Wake says that there may be new events. It never blocks.
@@ -121,6 +130,33 @@ func (t *Tail) Run(ctx context.Context) error {
 	}
 }
 
+// Follow publishes what is new in each interval until ctx ends, then returns nil. It does nothing while turn is held, as it is
+// while this instance leads and Run publishes. It begins at the ends of the logs: what was missed before is told by Run.
+func (t *Tail) Follow(ctx context.Context, turn *sync.Mutex) error {
+	ticker := time.NewTicker(t.cfg.Interval)
+	defer ticker.Stop()
+	failing := false
+	for {
+		if turn.TryLock() {
+			err := t.pass(ctx)
+			turn.Unlock()
+			if err != nil && !failing && ctx.Err() == nil {
+				t.log.Error().Err(err).Msg("live push is stalled, trying again")
+			}
+			failing = err != nil
+		} else {
+			t.streams = nil
+			t.forgetLag()
+		}
+		select {
+		case <-ctx.Done():
+			t.forgetLag()
+			return nil
+		case <-ticker.C:
+		}
+	}
+}
+
 // pass publishes everything that is new by now.
 func (t *Tail) pass(ctx context.Context) error {
 	due, err := t.look(ctx)
@@ -139,7 +175,7 @@ func (t *Tail) pass(ctx context.Context) error {
 			channels, ids = append(channels, channel(s.name)), append(ids, s.position)
 		}
 	}
-	if len(ids) > 0 {
+	if len(ids) > 0 && !t.follows {
 		_, err := t.pool.Exec(ctx, `SELECT pg_catalog.pg_notify(u.channel, u.id) FROM unnest($1::text[], $2::text[]) AS u(channel, id)`, channels, ids)
 		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("notify: %w", err))
@@ -191,8 +227,17 @@ func (t *Tail) look(ctx context.Context) ([]*tailed, error) {
 		return nil, err
 	}
 	rows.Close()
+	begins := t.streams == nil
+	if begins {
+		t.streams = make(map[int64]*tailed)
+	}
 	for _, s := range unknown {
-		if err := t.skipIfFarBehind(ctx, s); err != nil {
+		if t.follows && begins {
+			err = t.skipToEnd(ctx, s)
+		} else {
+			err = t.skipIfFarBehind(ctx, s)
+		}
+		if err != nil {
 			return nil, err
 		}
 		t.streams[s.id] = s
@@ -245,8 +290,24 @@ func (t *Tail) skipIfFarBehind(ctx context.Context, s *tailed) error {
 	return nil
 }
 
+// skipToEnd is for what nobody here waits for.
+func (t *Tail) skipToEnd(ctx context.Context, s *tailed) error {
+	t.setLag(s, 0)
+	if err := t.pool.QueryRow(ctx, fmt.Sprintf(`SELECT greatest(max(id), $1) FROM %s`, s.table), s.position).Scan(&s.position); err != nil {
+		return fmt.Errorf("find the end of stream %s: %w", s.label, err)
+	}
+	return nil
+}
+
 // drain publishes what a log holds after the tail's position.
 func (t *Tail) drain(ctx context.Context, s *tailed) error {
+	if t.follows && t.publish.Consumers(s.topic) == 0 {
+		err := t.skipToEnd(ctx, s)
+		if err != nil {
+			s.events = -1 // look again
+		}
+		return err
+	}
 	measured := time.Now()
 	for {
 		n, err := t.page(ctx, s)
@@ -267,6 +328,9 @@ func (t *Tail) drain(ctx context.Context, s *tailed) error {
 			return err
 		}
 		t.setLag(s, lag)
+		if t.follows {
+			continue
+		}
 		if err := t.storePositions(ctx); err != nil {
 			return err
 		}
@@ -326,13 +390,18 @@ func (t *Tail) storePositionsAtEnd(ctx context.Context) {
 	if err := t.storePositions(ctx); err != nil {
 		t.log.Warn().Err(err).Msg("cannot store the positions of live push; what was published last will be published again")
 	}
+	t.forgetLag()
+}
+
+// forgetLag makes Stats say nothing.
+func (t *Tail) forgetLag() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.lag = make(map[string]liveStream)
 }
 
 // Stats is what SHOW STREAMS shows beside the catalog: {"<schema>.<stream>": {"consumers": n, "lag": n}}. Lag is the number of
-// events after the tail's position, as of at most about a second ago. It is an empty object while Run does not run.
+// events after the tail's position, as of at most about a second ago. It is an empty object while neither Run nor Follow publishes.
 func (t *Tail) Stats() json.RawMessage {
 	type entry struct {
 		Consumers int   `json:"consumers"`

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -31,6 +32,8 @@ type database struct {
 	cold      *coldstore.Store
 	applier   *walapply.Applier
 	tail      *changefeed.Tail
+	follower  *changefeed.Tail
+	leading   sync.Mutex // held while this instance leads
 	sweeper   *changefeed.Sweeper
 	fulfiller *changefeed.Fulfiller
 }
@@ -73,7 +76,7 @@ const minPoolConns = 10
 
 // wire connects the parts of the database with each other, with the place for cold segments and with those who receive
 // live events.
-func (db *database) wire(bucket coldstore.Bucket, publisher changefeed.Publisher) error {
+func (db *database) wire(bucket coldstore.Bucket, live publishers) error {
 	cc := coldstore.DefaultConfig()
 	cc.Registerer = db.metrics
 	cc.OpenStorage = func(ctx context.Context, spec coldstore.StorageSpec) (coldstore.Bucket, error) {
@@ -86,7 +89,8 @@ func (db *database) wire(bucket coldstore.Bucket, publisher changefeed.Publisher
 	}
 	metrics := changefeed.NewMetrics(db.metrics)
 	log := db.part("changefeed")
-	db.tail = changefeed.NewTail(changefeed.DefaultTailConfig(db.name), db.pool, publisher, log, metrics)
+	db.tail = changefeed.NewTail(changefeed.DefaultTailConfig(db.name), db.pool, live, log, metrics)
+	db.follower = changefeed.NewFollower(changefeed.DefaultTailConfig(db.name), db.pool, live.local(), log, metrics)
 	interval := time.Duration(db.cfg.Storage.TTLReclaimIntervalSecs) * time.Second
 	db.sweeper = changefeed.NewSweeper(interval, db.pool, log, metrics)
 	db.fulfiller = changefeed.NewFulfiller(func(string) (*pgxpool.Pool, bool) { return db.pool, true }, coldPages{db.cold}, log, metrics)
@@ -108,6 +112,8 @@ func (db *database) wire(bucket coldstore.Bucket, publisher changefeed.Publisher
 
 // lead is what only the instance that applies changes does.
 func (db *database) lead(ctx context.Context) error {
+	db.leading.Lock()
+	defer db.leading.Unlock()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return db.tail.Run(ctx) })
 	group.Go(func() error { return db.sweeper.Run(ctx) })
@@ -119,7 +125,12 @@ func (db *database) lead(ctx context.Context) error {
 func (db *database) part(name string) zerolog.Logger { return db.log.With().Str("part", name).Logger() }
 
 // run runs the database's parts until ctx ends.
-func (db *database) run(ctx context.Context) error { return db.applier.Run(ctx) }
+func (db *database) run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return db.applier.Run(ctx) })
+	group.Go(func() error { return db.follower.Follow(ctx, &db.leading) })
+	return group.Wait()
+}
 
 // readyTimeout bounds one look at a database's readiness.
 const readyTimeout = 2 * time.Second
@@ -177,9 +188,9 @@ func openDatabases(ctx context.Context, cfg *config, log zerolog.Logger, reg pro
 	return all, nil
 }
 
-func (all databases) wire(bucket coldstore.Bucket, publisher changefeed.Publisher) error {
+func (all databases) wire(bucket coldstore.Bucket, live publishers) error {
 	for _, db := range all {
-		if err := db.wire(bucket, publisher); err != nil {
+		if err := db.wire(bucket, live); err != nil {
 			return fmt.Errorf("database %s: %w", db.name, err)
 		}
 	}
@@ -241,7 +252,10 @@ func (all databases) DemandNames(ctx context.Context, name string) ([]string, er
 func (all databases) StreamStats(name string) json.RawMessage {
 	for _, db := range all {
 		if db.name == name {
-			return db.tail.Stats()
+			if stats := db.tail.Stats(); string(stats) != "{}" {
+				return stats
+			}
+			return db.follower.Stats()
 		}
 	}
 	return json.RawMessage("{}")

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,6 +30,14 @@ func (p publishers) Consumers(topic string) (n int) {
 		n += one.Consumers(topic)
 	}
 	return n
+}
+
+// local are those whose subscribers are connected to this instance. The others are told by the instance that leads.
+func (p publishers) local() publishers {
+	return slices.DeleteFunc(slices.Clone(p), func(one changefeed.Publisher) bool {
+		_, elsewhere := one.(*mqtt.Relay)
+		return elsewhere
+	})
 }
 
 // sseAuth is the broker's view of who may do what, for server-sent events.
