@@ -4,198 +4,206 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
+	"io"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 
 	"github.com/koldproxy/koldproxy/coldstore"
-	"github.com/koldproxy/koldproxy/internal/localpg"
-	"github.com/koldproxy/koldproxy/migrations"
-	"github.com/koldproxy/koldproxy/proxy"
-	"github.com/koldproxy/koldproxy/walapply"
 )
 
-// finding is the outcome of one preflight.
+// The results of a check. A note is worth knowing and no reason to fail.
+const (
+	resultOK      = "ok"
+	resultNote    = "note"
+	resultProblem = "problem"
+)
+
+// finding is the outcome of one check.
 type finding struct {
-	Subject string `json:"subject"`
-	OK      bool   `json:"ok"`
-	Text    string `json:"text"`
-	// Remedy is what to do about a problem.
+	Check    string `json:"check"`
+	Database string `json:"database,omitempty"` // "" for what concerns the whole server, or koldproxy's machine
+	Result   string `json:"result"`
+	Found    string `json:"found"`
+	// Remedy is what to do about a problem or a note: a statement, a setting, or a sentence.
 	Remedy string `json:"remedy,omitempty"`
 }
 
 func newCheckCommand(opts *options) *cobra.Command {
-	var asJSON bool
+	a := &admin{opts: opts}
 	cmd := &cobra.Command{
-		Use:   "check",
-		Short: "look whether the server, the databases and the cold store are fit for koldproxy",
-		Args:  arguments(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Use:   "check [TABLE…]",
+		Short: "look whether server, databases and cold store are fit for koldproxy, and whether tables can be captured",
+		Long: `check looks at everything that koldproxy needs and changes nothing. Each line is ok, a note, or a PROBLEM with what to do about it.
+With names of tables it also says of each whether streams and feeds can be made of it; those of the database in --database are meant.
+
+The exit code is 0 without problems, 1 with some, and 2 when the configuration itself cannot be used.`,
+		Example: `  koldproxy check --config koldproxy.toml
+  koldproxy check --config koldproxy.toml orders app.messages
+  koldproxy check --config koldproxy.toml --json | jq '.[] | select(.result == "problem")'`,
+		RunE: func(cmd *cobra.Command, tables []string) error {
 			c, err := loadValid(opts)
 			if err != nil {
 				return err
 			}
-			findings := preflight(cmd.Context(), c)
-			problems := 0
-			for _, f := range findings {
-				if !f.OK {
-					problems++
+			database := a.database
+			if len(tables) > 0 {
+				if _, database, err = a.config(); err != nil {
+					return err
 				}
 			}
-			if asJSON {
-				err = printJSON(cmd.OutOrStdout(), findings)
-			} else {
-				err = printFindings(cmd, findings)
-			}
-			if err == nil && problems > 0 {
-				err = fmt.Errorf("%d of %d checks found a problem", problems, len(findings))
-			}
-			return err
+			return report(cmd.OutOrStdout(), preflight(cmd.Context(), c, database, tables), a.json)
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	a.flags(cmd)
 	return cmd
 }
 
-func printFindings(cmd *cobra.Command, findings []finding) error {
-	t := newTable(cmd.OutOrStdout(), "CHECK", "RESULT", "FOUND", "WHAT TO DO")
+// report prints findings; problems among them are its error.
+func report(out io.Writer, findings []finding, asJSON bool) error {
+	problems := 0
 	for _, f := range findings {
-		result := "ok"
-		if !f.OK {
+		if f.Result == resultProblem {
+			problems++
+		}
+	}
+	var err error
+	if asJSON {
+		err = printJSON(out, findings)
+	} else {
+		err = printFindings(out, findings)
+	}
+	if err == nil && problems > 0 {
+		err = fmt.Errorf("%d of %d checks found a problem", problems, len(findings))
+	}
+	return err
+}
+
+func printFindings(out io.Writer, findings []finding) error {
+	for _, f := range findings {
+		result := f.Result
+		if result == resultProblem {
 			result = "PROBLEM"
 		}
-		t.row(f.Subject, result, f.Text, f.Remedy)
+		name := f.Check
+		if f.Database != "" {
+			name += " (" + f.Database + ")"
+		}
+		text := fmt.Sprintf("%-8s %-32s %s\n", result, name, strings.Join(strings.Fields(f.Found), " "))
+		for line := range strings.Lines(f.Remedy) {
+			text += "         → " + strings.TrimSuffix(line, "\n") + "\n"
+		}
+		if _, err := io.WriteString(out, text); err != nil {
+			return err
+		}
 	}
-	return t.flush()
+	return nil
 }
 
-// preflight runs every check; one that cannot be made is a problem too.
-func preflight(ctx context.Context, c *config) []finding {
+// preflight makes every check; one that cannot be made is a problem too. tables are in database.
+func preflight(ctx context.Context, c *config, database string, tables []string) []finding {
 	findings := []finding{checkCold(ctx, c)}
-	for _, name := range c.Postgres.Databases {
+	findings = append(findings, checkCertificates(c)...)
+	findings = append(findings, checkSessions(ctx, c)...)
+	for i, name := range c.Postgres.Databases {
 		conn, err := c.connect(ctx, name)
 		if err != nil {
-			findings = append(findings, finding{
-				Subject: "connect " + name, Text: err.Error(),
-				Remedy: "correct postgres.dsn or start the server",
-			})
+			findings = append(findings, finding{Check: "connection", Database: name, Result: resultProblem, Found: err.Error(), Remedy: connectRemedy(err, name)})
 			continue
 		}
-		if name == c.Postgres.Databases[0] {
-			findings = append(findings, checkServer(ctx, conn)...)
-			if proxy.AuthMode(c.Proxy.Auth) == proxy.AuthSCRAM {
-				findings = append(findings, checkVerifiers(ctx, conn, name))
+		fit := true
+		if i == 0 {
+			server := checkServer(ctx, conn, c)
+			for _, f := range server {
+				fit = fit && (f.Result != resultProblem || f.Check != "version" && f.Check != "primary")
+			}
+			findings = append(findings, server...)
+		}
+		if fit { // what follows cannot even be asked of another server
+			findings = append(findings, checkDatabase(ctx, conn, c, name)...)
+			if name == database {
+				for _, table := range tables {
+					findings = append(findings, checkTable(ctx, conn, name, table))
+				}
 			}
 		}
-		findings = append(findings, checkDatabase(ctx, conn, name)...)
 		_ = conn.Close(context.WithoutCancel(ctx))
-	}
-	return findings
-}
-
-// ask runs a query with one text result and turns an error into a finding.
-func ask(ctx context.Context, conn *pgx.Conn, subject, sql string, judge func(value string) finding) finding {
-	var value string
-	if err := conn.QueryRow(ctx, sql).Scan(&value); err != nil {
-		return finding{Subject: subject, Text: err.Error(), Remedy: "see the error"}
-	}
-	f := judge(value)
-	f.Subject = subject
-	if f.OK {
-		f.Remedy = ""
-	}
-	return f
-}
-
-func checkServer(ctx context.Context, conn *pgx.Conn) []finding {
-	free := func(setting string) func(string) finding {
-		return func(value string) finding {
-			n, _ := strconv.Atoi(value)
-			return finding{OK: n > 0, Text: value + " free", Remedy: "raise " + setting + " and restart the server"}
+		if !fit {
+			break
 		}
 	}
-	return []finding{
-		ask(ctx, conn, "version", "SELECT current_setting('server_version_num')", func(value string) finding {
-			n, _ := strconv.Atoi(value)
-			return finding{
-				OK: n/10000 >= localpg.MinMajor, Text: fmt.Sprintf("PostgreSQL %d.%d", n/10000, n%10000),
-				Remedy: fmt.Sprintf("use PostgreSQL %d or later", localpg.MinMajor),
-			}
-		}),
-		ask(ctx, conn, "wal_level", "SELECT current_setting('wal_level')", func(value string) finding {
-			return finding{OK: value == "logical", Text: value, Remedy: "set wal_level = logical and restart the server"}
-		}),
-		ask(ctx, conn, "replication slots", `SELECT (current_setting('max_replication_slots')::int
-			- (SELECT count(*) FROM pg_replication_slots WHERE slot_name NOT LIKE 'koldproxy\_%'))::text`, free("max_replication_slots")),
-		ask(ctx, conn, "wal senders", `SELECT (current_setting('max_wal_senders')::int
-			- (SELECT count(*) FROM pg_stat_replication WHERE application_name NOT LIKE 'koldproxy%'))::text`, free("max_wal_senders")),
-		ask(ctx, conn, "replication right", "SELECT (rolreplication OR rolsuper)::text FROM pg_roles WHERE rolname = current_user", func(value string) finding {
-			return finding{OK: value == "true", Text: value, Remedy: "ALTER ROLE … REPLICATION for the service role"}
-		}),
-	}
-}
-
-// checkVerifiers looks whether auth = "scram" can work.
-func checkVerifiers(ctx context.Context, conn *pgx.Conn, database string) finding {
-	const readable = `SELECT (has_column_privilege('pg_catalog.pg_authid', 'rolname', 'SELECT')
-		AND has_column_privilege('pg_catalog.pg_authid', 'rolpassword', 'SELECT'))::text`
-	return ask(ctx, conn, "password verifiers", readable, func(value string) finding {
-		return finding{OK: value == "true", Text: "readable: " + value, Remedy: verifierRemedy(database)}
-	})
-}
-
-func checkDatabase(ctx context.Context, conn *pgx.Conn, name string) []finding {
-	catalog := finding{Subject: "catalog of " + name, Remedy: "koldproxy migrate up, or start koldproxy serve"}
-	state, err := migrations.Status(ctx, conn)
-	if err != nil {
-		catalog.Text = err.Error()
-	} else {
-		catalog.OK = state.Version == state.Newest
-		catalog.Text = fmt.Sprintf("version %d of %d", state.Version, state.Newest)
-	}
-	if catalog.OK {
-		catalog.Remedy = ""
-	}
-	findings := []finding{
-		ask(ctx, conn, "create in "+name, "SELECT has_database_privilege(current_database(), 'CREATE')::text", func(value string) finding {
-			return finding{OK: value == "true", Text: value, Remedy: "GRANT CREATE ON DATABASE … to the service role"}
-		}),
-		catalog,
-	}
-	if catalog.OK {
-		findings = append(findings, checkApplying(ctx, conn, name)...)
-	}
 	return findings
 }
 
-// checkApplying looks at checkpoint, slot and publication.
-func checkApplying(ctx context.Context, conn *pgx.Conn, name string) []finding {
-	subject := "applying in " + name
-	problems, err := walapply.Inspect(ctx, conn, walapply.DefaultConfig("").Publication)
-	if err != nil {
-		return []finding{{Subject: subject, Text: err.Error(), Remedy: "see the error"}}
+// connectRemedy says what to do when the service connection cannot be made.
+func connectRemedy(err error, database string) string {
+	pe, ok := errors.AsType[*pgconn.PgError](err)
+	switch {
+	case !ok:
+		return "start the server, or correct the host and port in postgres.dsn"
+	case pe.Code == "28000" && strings.Contains(pe.Message, "pg_hba.conf"):
+		return hbaRemedy(database, pe.Message)
+	case pe.Code == "28000":
+		return "create the role, and let it log in: koldproxy init writes the SQL"
+	case pe.Code == "28P01":
+		return "correct the password in postgres.password_file or postgres.dsn, or create the role: koldproxy init writes the SQL"
+	case pe.Code == "3D000":
+		return fmt.Sprintf("CREATE DATABASE %s; or correct postgres.databases", pgx.Identifier{database}.Sanitize())
+	case pe.Code == "42501":
+		return fmt.Sprintf("GRANT CONNECT ON DATABASE %s TO the service role", pgx.Identifier{database}.Sanitize())
+	case pe.Code == "53300":
+		return "raise max_connections, and restart the server"
 	}
-	if len(problems) == 0 {
-		return []finding{{Subject: subject, OK: true, Text: "checkpoint, slot and publication fit"}}
+	return "see the error"
+}
+
+// hbaRemedy is the line that pg_hba.conf lacks. message is PostgreSQL's, with the client's address and role.
+func hbaRemedy(database, message string) string {
+	host, role := "ADDRESS/MASK", "ROLE"
+	if _, rest, ok := strings.Cut(message, `host "`); ok {
+		host, rest, _ = strings.Cut(rest, `"`)
+		if _, rest, ok = strings.Cut(rest, `user "`); ok {
+			role, _, _ = strings.Cut(rest, `"`)
+		}
+		host += map[bool]string{true: "/128", false: "/32"}[strings.Contains(host, ":")]
 	}
-	findings := make([]finding, len(problems))
-	for i, p := range problems {
-		findings[i] = finding{Subject: subject, Text: p.Problem, Remedy: p.Hint}
-	}
-	return findings
+	return fmt.Sprintf("add to pg_hba.conf: host  %s  %s  %s  scram-sha-256\nand then, as a superuser: SELECT pg_reload_conf();",
+		pgx.Identifier{database}.Sanitize(), pgx.Identifier{role}.Sanitize(), host)
 }
 
 // checkCold stores, reads and removes an object where segments will be.
 func checkCold(ctx context.Context, c *config) finding {
-	f := finding{Subject: "cold store", Remedy: "make cold.url a place that koldproxy may write to"}
+	f := finding{Check: "cold store", Result: resultOK, Found: "write, read and remove work in " + c.Cold.URL}
 	bucket, err := openCold(ctx, c)
 	if err == nil {
 		err = errors.Join(coldstore.RoundTrip(ctx, bucket), closeCold(bucket))
 	}
 	if err != nil {
-		f.Text = err.Error()
+		f.Result, f.Found, f.Remedy = resultProblem, err.Error(), "make cold.url a place that koldproxy may write to"
+	}
+	return f
+}
+
+// ask runs a query with one text result for a finding, and turns an error into one.
+func ask(ctx context.Context, conn *pgx.Conn, f finding, sql string, judge func(f *finding, value string), args ...any) finding {
+	var value string
+	f.Result = resultOK
+	if err := conn.QueryRow(ctx, sql, args...).Scan(&value); err != nil {
+		f.Result, f.Found, f.Remedy = resultProblem, err.Error(), "see the error"
 		return f
 	}
-	return finding{Subject: f.Subject, OK: true, Text: "write, read and remove work in " + c.Cold.URL}
+	f.Found = value
+	judge(&f, value)
+	return f
+}
+
+// problem and note are how judges of ask say no.
+func (f *finding) problem(format string, args ...any) {
+	f.Result, f.Remedy = resultProblem, fmt.Sprintf(format, args...)
+}
+
+func (f *finding) note(format string, args ...any) {
+	f.Result, f.Remedy = resultNote, fmt.Sprintf(format, args...)
 }

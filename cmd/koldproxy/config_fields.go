@@ -99,11 +99,25 @@ var (
 	secretName      = regexp.MustCompile(`(?i)password|secret|token|key|signature`)
 )
 
+// toml is a value of the key as a configuration file spells it.
+func (f field) toml(value any) string {
+	if list, ok := value.([]string); ok && list == nil {
+		value = []string{} // null is no TOML
+	}
+	var b strings.Builder
+	encoder := json.NewEncoder(&b) // for strings, numbers, booleans and lists the same as TOML
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(value); err != nil {
+		panic(fmt.Sprintf("%s: %v", f.key, err)) // no key has such a type
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
 // shown is the value for people to see: secrets are masked.
 func (f field) shown() any {
 	switch {
 	case f.value.Kind() == reflect.Slice && f.value.IsNil():
-		return []string{} // null is no TOML
+		return []string{} // null says nothing
 	case f.value.Kind() != reflect.String:
 		return f.value.Interface()
 	}
@@ -135,7 +149,9 @@ func newConfigCommand(opts *options) *cobra.Command {
 	show := &cobra.Command{
 		Use:   "print",
 		Short: "print every key with its value and where that came from; secrets are masked",
-		Args:  arguments(cobra.NoArgs),
+		Example: `  koldproxy config print --config koldproxy.toml
+  koldproxy config print --json | jq '.[] | select(.origin != "default")'`,
+		Args: arguments(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := loadConfig(opts, os.Environ())
 			if err != nil {
@@ -161,10 +177,7 @@ func (c *config) print(cmd *cobra.Command, asJSON bool) error {
 		for _, f := range c.fields() {
 			entries = append(entries, entry{f.key, f.shown(), c.origins[f.key]})
 		}
-		encoder := json.NewEncoder(out)
-		encoder.SetIndent("", "  ")
-		encoder.SetEscapeHTML(false)
-		return encoder.Encode(entries)
+		return printJSON(out, entries)
 	}
 	section := ""
 	for _, f := range c.fields() {
@@ -174,11 +187,7 @@ func (c *config) print(cmd *cobra.Command, asJSON bool) error {
 				return err
 			}
 		}
-		value, err := json.Marshal(f.shown()) // for strings, numbers, booleans and lists the same as TOML
-		if err != nil {
-			return err
-		}
-		if _, err := fmt.Fprintf(out, "%s = %s  # %s\n", f.name, value, c.origins[f.key]); err != nil {
+		if _, err := fmt.Fprintf(out, "%s = %s  # %s\n", f.name, f.toml(f.shown()), c.origins[f.key]); err != nil {
 			return err
 		}
 	}

@@ -43,6 +43,9 @@ func newDemoCommand(_ *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "start a private PostgreSQL with koldproxy in front of it",
+		Example: `  koldproxy demo
+  koldproxy demo --data /tmp/koldproxy --listen 127.0.0.1:7543
+  koldproxy demo --tour`,
 		Long: `Starts a private PostgreSQL from the binaries found on this machine and koldproxy in front of it.
 
 Database "default"; roles demo (password demo, owner of the database) and postgres (password postgres, superuser).

@@ -28,7 +28,9 @@ func newFlushCommand(opts *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "flush TABLE",
 		Short: "ask the running koldproxy to move the oldest rows of a mirror to cold storage",
-		Args:  arguments(cobra.ExactArgs(1)),
+		Example: `  koldproxy flush app.messages --config koldproxy.toml
+  koldproxy flush app.messages --force --wait --config koldproxy.toml`,
+		Args: arguments(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
 			conn, err := a.open(ctx)

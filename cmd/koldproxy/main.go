@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/mattn/go-isatty"
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
@@ -51,9 +52,25 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		_, _ = fmt.Fprintf(stderr, "koldproxy: %v\n", err) // nowhere is left to report that this failed
 		return exitUsage
 	default:
-		_, _ = fmt.Fprintf(stderr, "koldproxy: %v\n", err) // nowhere is left to report that this failed
+		_, _ = fmt.Fprintf(stderr, "koldproxy: %v\n%s", err, serverSays(err)) // nowhere is left to report that this failed
 		return exitFailed
 	}
+}
+
+// serverSays is what PostgreSQL adds to the message of an error, as psql shows it.
+func serverSays(err error) string {
+	pe, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok {
+		return ""
+	}
+	var text string
+	if pe.Detail != "" {
+		text += "DETAIL: " + pe.Detail + "\n"
+	}
+	if pe.Hint != "" {
+		text += "HINT: " + pe.Hint + "\n"
+	}
+	return text
 }
 
 // options are the flags that every command has.
@@ -83,8 +100,13 @@ func newRootCommand() *cobra.Command {
 	flags := root.PersistentFlags()
 	flags.StringVar(&opts.configFile, "config", "", "TOML configuration `FILE`")
 	flags.StringArrayVar(&opts.set, "set", nil, "set one configuration `KEY=VALUE`, as in --set http.listen=127.0.0.1:9632; may be repeated")
+	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp) // arguments are names of tables and streams
+	if err := root.MarkPersistentFlagFilename("config", "toml"); err != nil {
+		panic(err) // there is no such flag
+	}
 	root.AddCommand(
 		newDemoCommand(opts),
+		newInitCommand(opts),
 		newServeCommand(opts),
 		newCheckCommand(opts),
 		newMigrateCommand(opts),
@@ -92,6 +114,8 @@ func newRootCommand() *cobra.Command {
 		newFlushCommand(opts),
 		newRetentionCommand(opts),
 		newSegmentsCommand(opts),
+		newGapsCommand(opts),
+		newHealCommand(opts),
 		newVerifyCommand(opts),
 		newTailCommand(opts),
 		newConfigCommand(opts),

@@ -18,29 +18,43 @@ func newMigrateCommand(opts *options) *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	var to int32
+	var asJSON bool
 	down := &cobra.Command{
 		Use:   "down",
 		Short: "go back to an older version of the catalog; version 0 removes streams, mirrors and everything else",
-		Args:  arguments(cobra.NoArgs),
+		Example: `  koldproxy migrate down --to 10 --config koldproxy.toml
+  koldproxy migrate down --to 0 --config koldproxy.toml   # koldproxy leaves the database`,
+		Args: arguments(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !cmd.Flags().Changed("to") {
 				return usageError{fmt.Errorf("say --to VERSION; --to 0 removes streams, mirrors and everything else")}
 			}
-			return eachDatabase(cmd, opts, func(ctx context.Context, c *config, name string) error {
+			return migrateEach(cmd, opts, asJSON, func(ctx context.Context, c *config, name string) error {
 				return migrateDown(ctx, c, name, to)
 			})
 		},
 	}
 	down.Flags().Int32Var(&to, "to", 0, "the `VERSION` to go back to")
-	cmd.AddCommand(down,
-		&cobra.Command{
-			Use:   "up",
-			Short: "install the catalog or bring it to the version of this binary",
-			Args:  arguments(cobra.NoArgs),
-			RunE:  func(cmd *cobra.Command, _ []string) error { return eachDatabase(cmd, opts, migrateUp) },
-		},
-		newMigrateStatusCommand(opts))
+	up := &cobra.Command{
+		Use:     "up",
+		Short:   "install the catalog or bring it to the version of this binary",
+		Example: "  koldproxy migrate up --config koldproxy.toml",
+		Args:    arguments(cobra.NoArgs),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return migrateEach(cmd, opts, asJSON, migrateUp) },
+	}
+	for _, c := range []*cobra.Command{up, down} {
+		c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	}
+	cmd.AddCommand(down, up, newMigrateStatusCommand(opts))
 	return cmd
+}
+
+// migrateEach migrates every configured database and then says where each stands.
+func migrateEach(cmd *cobra.Command, opts *options, asJSON bool, migrate func(ctx context.Context, c *config, database string) error) error {
+	if err := eachDatabase(cmd, opts, migrate); err != nil {
+		return err
+	}
+	return printVersions(cmd, opts, asJSON)
 }
 
 func newMigrateStatusCommand(opts *options) *cobra.Command {
@@ -48,32 +62,36 @@ func newMigrateStatusCommand(opts *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "show the version of the catalog in each database",
-		Args:  arguments(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			states := map[string]migrations.State{}
-			t := newTable(cmd.OutOrStdout(), "DATABASE", "VERSION", "NEWEST")
-			err := eachDatabase(cmd, opts, func(ctx context.Context, c *config, name string) error {
-				conn, err := c.connect(ctx, name)
-				if err != nil {
-					return err
-				}
-				defer conn.Close(ctx)
-				state, err := migrations.Status(ctx, conn)
-				states[name] = state
-				t.row(name, strconv.Itoa(int(state.Version)), strconv.Itoa(int(state.Newest)))
-				return err
-			})
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return printJSON(cmd.OutOrStdout(), states)
-			}
-			return t.flush()
-		},
+		Example: `  koldproxy migrate status --config koldproxy.toml
+  koldproxy migrate status --json --config koldproxy.toml`,
+		Args: arguments(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return printVersions(cmd, opts, asJSON) },
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+func printVersions(cmd *cobra.Command, opts *options, asJSON bool) error {
+	states := map[string]migrations.State{}
+	t := newTable(cmd.OutOrStdout(), "DATABASE", "VERSION", "NEWEST")
+	err := eachDatabase(cmd, opts, func(ctx context.Context, c *config, name string) error {
+		conn, err := c.connect(ctx, name)
+		if err != nil {
+			return err
+		}
+		defer conn.Close(ctx)
+		state, err := migrations.Status(ctx, conn)
+		states[name] = state
+		t.row(name, strconv.Itoa(int(state.Version)), strconv.Itoa(int(state.Newest)))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		return printJSON(cmd.OutOrStdout(), states)
+	}
+	return t.flush()
 }
 
 // eachDatabase calls do for every configured database, in order, until one fails.

@@ -12,7 +12,9 @@ func newRetentionCommand(opts *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "retention TABLE AGE",
 		Short: `set how long the changes of a managed table are kept, as in "30 days"; "none" keeps them for ever`,
-		Args:  arguments(cobra.ExactArgs(2)),
+		Example: `  koldproxy retention app.messages '30 days' --config koldproxy.toml
+  koldproxy retention app.messages none --config koldproxy.toml`,
+		Args: arguments(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
 			conn, err := a.open(ctx)

@@ -27,7 +27,9 @@ func newSegmentsCommand(opts *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "segments TABLE",
 		Short: "list the cold segments of a managed table, oldest first",
-		Args:  arguments(cobra.ExactArgs(1)),
+		Example: `  koldproxy segments app.messages --config koldproxy.toml
+  koldproxy segments app.messages --json --config koldproxy.toml | jq 'map(.bytes) | add'`,
+		Args: arguments(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
 			conn, err := a.open(ctx)

@@ -14,7 +14,9 @@ func newServeCommand(opts *options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "serve",
 		Short: "run koldproxy in front of the server that the configuration names",
-		Args:  arguments(cobra.NoArgs),
+		Example: `  koldproxy serve --config /etc/koldproxy/koldproxy.toml
+  KOLDPROXY_LOG_LEVEL=debug koldproxy serve --config koldproxy.toml --set http.pprof=true`,
+		Args: arguments(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := loadValid(opts)
 			if err != nil {

@@ -38,7 +38,9 @@ func newStatusCommand(opts *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "show applier, managed tables and streams of every configured database",
-		Args:  arguments(cobra.NoArgs),
+		Example: `  koldproxy status --config koldproxy.toml
+  koldproxy status --json --config koldproxy.toml | jq '.[].applier.lag_bytes'`,
+		Args: arguments(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			all := []databaseStatus{}
 			err := eachDatabase(cmd, opts, func(ctx context.Context, c *config, name string) error {

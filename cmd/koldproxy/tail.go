@@ -33,7 +33,9 @@ func newTailCommand(opts *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tail STREAM",
 		Short: "print the events of a stream, first those behind --from, then new ones until Ctrl-C",
-		Args:  arguments(cobra.ExactArgs(1)),
+		Example: `  koldproxy tail big_orders --config koldproxy.toml
+  koldproxy tail big_orders --from earliest --json --config koldproxy.toml`,
+		Args: arguments(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
 			conn, err := a.open(ctx)

@@ -36,7 +36,7 @@ func TestVerifiersNeedARight(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "proxy.auth") || !strings.Contains(err.Error(), verifierRemedy(i.database)) {
 		t.Fatalf("without the right: %v", err)
 	}
-	if f := checkVerifiers(t.Context(), connectTo(t, c.Postgres.DSN), i.database); f.OK {
+	if f := checkVerifiers(t.Context(), connectTo(t, c.Postgres.DSN), i.database); f.Result == resultOK {
 		t.Errorf("the check says %+v", f)
 	}
 	do(t, admin, "GRANT SELECT (rolname, rolpassword) ON pg_catalog.pg_authid TO "+role)
@@ -45,7 +45,7 @@ func TestVerifiersNeedARight(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer v.close()
-	if f := checkVerifiers(t.Context(), connectTo(t, c.Postgres.DSN), i.database); !f.OK {
+	if f := checkVerifiers(t.Context(), connectTo(t, c.Postgres.DSN), i.database); f.Result != resultOK {
 		t.Errorf("the check says %+v", f)
 	}
 	for user, want := range map[string]string{role: "SCRAM-SHA-256$4096:", "no such role": "", "pg_monitor": ""} {

@@ -17,7 +17,9 @@ func newVerifyCommand(opts *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify TABLE",
 		Short: "read every cold segment of a managed table again and compare files, catalog and mirror",
-		Args:  arguments(cobra.ExactArgs(1)),
+		Example: `  koldproxy verify app.messages --config koldproxy.toml
+  koldproxy verify '"S.é"."T"' --json --config koldproxy.toml`,
+		Args: arguments(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			report, err := a.verify(cmd.Context(), args[0])
 			if err != nil {
