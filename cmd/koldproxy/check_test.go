@@ -57,6 +57,7 @@ func TestCheckNamesWhatAServerLacks(t *testing.T) {
 	cluster, err := localpg.Start(t.Context(), localpg.Config{
 		Settings: map[string]string{
 			"wal_level": "replica", "max_replication_slots": "0", "max_wal_senders": "1", "max_slot_wal_keep_size": "64MB", "synchronous_standby_names": "*",
+			"synchronous_commit": "local", // or everything here would wait for that standby
 		},
 	})
 	if err != nil {
