@@ -146,8 +146,9 @@ func isNameByte(c byte) bool {
 }
 
 // created finds the names of what a text creates that may hide a call.
-var created = regexp.MustCompile(`(?is)\bcreate\s+(?:or\s+replace\s+)?(?:(?:temp|temporary|recursive|materialized)\s+)*` +
-	`(?:view|function|procedure|(?:constraint\s+)?trigger\b[^;]*?\bon)\s+(?:if\s+not\s+exists\s+)?(?:` + namePattern + `\s*\.\s*)?(` + namePattern + `)`)
+var created = regexp.MustCompile(`(?is)\bcreate` + gap + `+(?:or` + gap + `+replace` + gap + `+)?(?:(?:temp|temporary|recursive|materialized)` + gap + `+)*` +
+	`(?:view|function|procedure|(?:constraint` + gap + `+)?trigger\b[^;]*?\bon)` + gap + `+(?:if` + gap + `+not` + gap + `+exists` + gap + `+)?` +
+	`(?:` + namePattern + gap + `*\.` + gap + `*)?(` + namePattern + `)`)
 
 const namePattern = `(?:"(?:[^"]|"")+"|[\w$\x{80}-\x{10ffff}]+)`
 

@@ -39,7 +39,7 @@ func (s *session) rewritten(kind byte, sql []byte) (t *text, out string, changed
 		t.stats = t.stats || st.StatsLater
 	}
 	if asks && s.server.deps.Fulfiller != nil {
-		t.classify(input)
+		t.classify(input, options)
 	}
 	if mentions(input) || asks {
 		s.learn(input)
@@ -127,55 +127,42 @@ var (
 	// What an error does not take back: it is not done twice. Words are searched for without regard to quotes; taking a
 	// literal for a word costs a clear error, the opposite would cost somebody's commit.
 	lasting = regexp.MustCompile(`(?i)\b(pg_(try_)?advisory_lock(_shared)?|dblink\w*|lo_export|pg_logical_emit_message|pg_terminate_backend)\b`)
-	// A statement that is alone can commit if it is a DO block that says so, or a CALL.
-	leading = regexp.MustCompile(`(?is)^(?:;|` + gap + `)*(\w+)`)
+	// A DO block that is alone can commit if it says so, or calls a procedure that may.
 	commits = regexp.MustCompile(`(?i)(commit|rollback)\b`) // spi_commit, too
-	calls   = regexp.MustCompile(`(?is)\bcall` + gap + `+"?(\w+)`)
-	several = regexp.MustCompile(`(?s);\s*\S`)
-	quoted  = regexp.MustCompile(`(?s)'[^']*'|"[^"]*"|\$\w*\$.*?\$\w*\$|--[^\n\r]*|/\*.*?\*/`)
+	calls   = regexp.MustCompile(`(?is)\bcall` + gap + `*"?(\w+)`)
 	// What PostgreSQL refuses behind a savepoint.
 	isolates = regexp.MustCompile(`(?is)\bset` + gap + `+transaction\b`)
 	// What it may refuse behind a query, with BEGIN, START or SET in front. To take something else for it costs nothing.
 	foremost = regexp.MustCompile(`(?i)\b(isolation|deferrable|snapshot|write)\b`)
-	declares = regexp.MustCompile(`(?is)^` + gap + `*declare\s+(` + namePattern + `)\s[^;]*\bcursor\b`)
 )
 
 // classify says what holding the answer of a text has to mind.
-func (t *text) classify(sql string) {
-	first := ""
-	if m := leading.FindStringSubmatch(sql); m != nil {
-		first = strings.ToLower(m[1])
-	}
-	switch first {
-	case "fetch", "move", "close", "begin", "start", "commit", "end", "rollback", "abort", "savepoint", "release", "set", "reset", "show",
-		"listen", "unlisten", "notify", "prepare", "deallocate", "discard", "lock", "vacuum", "checkpoint", "load", "cluster", "reindex":
-		if !isSeveral(sql) {
+func (t *text) classify(sql string, options rewrite.Options) {
+	outline, ok := rewrite.OutlineOf(sql, options)
+	if ok && outline.Statements <= 1 {
+		switch outline.Command {
+		case "fetch", "move", "close", "begin", "start", "commit", "end", "rollback", "abort", "savepoint", "release", "set", "reset", "show",
+			"listen", "unlisten", "notify", "prepare", "deallocate", "discard", "lock", "vacuum", "checkpoint", "load", "cluster", "reindex":
 			return // it evaluates nothing, or a cursor that an error ends for good
+		case "do":
+			t.alone = commits.MatchString(sql) || callsOthers(sql)
+		case "call":
+			t.alone = outline.Schema != ownSchema
+		case "declare":
+			t.cursor = outline.Cursor
 		}
 	}
 	t.mayDemand = true
 	t.noPoint, t.noQuery = isolates.MatchString(sql), foremost.MatchString(sql)
-	t.ownWay = lasting.MatchString(sql)
-	if !isSeveral(sql) {
-		switch first {
-		case "do":
-			t.alone = commits.MatchString(sql) || callsOthers(sql)
-		case "call":
-			t.alone = callsOthers(sql)
-		case "declare":
-			if m := declares.FindStringSubmatch(sql); m != nil {
-				t.cursor = m[1]
-			}
-		}
-	}
+	t.ownWay = !ok || lasting.MatchString(sql)
 }
 
-// isSeveral says whether a text is of several statements. What is in quotes or a comment does not end one.
-func isSeveral(sql string) bool { return several.MatchString(quoted.ReplaceAllString(sql, " ")) }
+// ownSchema holds koldproxy's procedures, which never commit.
+const ownSchema = "koldstore"
 
-// callsOthers says whether a procedure is called that is not one of koldproxy's own, which never commit.
+// callsOthers says whether a DO block calls a procedure that is not one of koldproxy's own.
 func callsOthers(sql string) bool {
-	return slices.ContainsFunc(calls.FindAllStringSubmatch(sql, -1), func(m []string) bool { return !strings.EqualFold(m[1], "koldstore") })
+	return slices.ContainsFunc(calls.FindAllStringSubmatch(sql, -1), func(m []string) bool { return !strings.EqualFold(m[1], ownSchema) })
 }
 
 // hasWord says whether a word stands in a text, in any case. Identifiers that contain it count.

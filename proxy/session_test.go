@@ -13,6 +13,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
+
+	"github.com/koldproxy/koldproxy/rewrite"
 )
 
 func TestPgxWorksThroughTheProxy(t *testing.T) {
@@ -245,7 +247,7 @@ func TestClassify(t *testing.T) {
 		`/* x */ declare "a ""b" no scroll cursor with hold for SELECT changes_since();`: {mayDemand: true, cursor: `"a ""b"`},
 	} {
 		got := text{}
-		got.classify(sql)
+		got.classify(sql, rewrite.Options{ConformingStrings: true})
 		if got.mayDemand != want.mayDemand || got.ownWay != want.ownWay || got.alone != want.alone || got.noPoint != want.noPoint || got.cursor != want.cursor {
 			t.Errorf("%s: %+v", sql, got)
 		}

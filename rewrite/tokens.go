@@ -40,10 +40,12 @@ const (
 	tBetween     = pg_query.Token_BETWEEN
 	tBegin       = pg_query.Token_BEGIN_P
 	tBy          = pg_query.Token_BY
+	tCall        = pg_query.Token_CALL
 	tCase        = pg_query.Token_CASE
 	tCreate      = pg_query.Token_CREATE
 	tCurrentRole = pg_query.Token_CURRENT_ROLE
 	tCurrentUser = pg_query.Token_CURRENT_USER
+	tDeclare     = pg_query.Token_DECLARE
 	tDesc        = pg_query.Token_DESC
 	tDistinct    = pg_query.Token_DISTINCT
 	tDouble      = pg_query.Token_DOUBLE_P
