@@ -154,6 +154,11 @@ func (s *session) relayServer(write func([]byte) error, stops string) (event, er
 			s.backRest = math.MaxInt64
 			continue
 		}
+		if stops == "" {
+			if s.backRest = s.skimServer(b); s.backRest > 0 {
+				continue
+			}
+		}
 		typ, total := b[0], int64(size)+1
 		stop := contains(stops, typ)
 		if stop && total > int64(s.server.cfg.HoldBytes) {
@@ -191,13 +196,42 @@ func (s *session) relayServer(write func([]byte) error, stops string) (event, er
 	}
 }
 
-func (s *session) wantsBody(typ byte, total int64) bool {
-	if !s.tracked || total > int64(s.server.cfg.HoldBytes) {
-		return false
-	}
+// skimServer tells the tracker about those messages in front of b that cannot have to be edited, and returns how many bytes
+// they are, the last one's missing end included.
+func (s *session) skimServer(b []byte) (n int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.tracker.needsBody(typ, int(total))
+	if s.tracker.named {
+		return 0
+	}
+	for n+headerLen <= int64(len(b)) {
+		rest := b[n:]
+		typ, total := rest[0], int64(binary.BigEndian.Uint32(rest[1:]))+1
+		if total < headerLen {
+			break
+		}
+		var body []byte
+		if s.needsBody(typ, total) {
+			if int64(len(rest)) < total {
+				break
+			}
+			body = rest[headerLen:total]
+		}
+		s.hear(typ, body)
+		n += total
+	}
+	return n
+}
+
+func (s *session) wantsBody(typ byte, total int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.needsBody(typ, total)
+}
+
+// needsBody is wantsBody with mu held.
+func (s *session) needsBody(typ byte, total int64) bool {
+	return s.tracked && total <= int64(s.server.cfg.HoldBytes) && s.tracker.needsBody(typ, int(total))
 }
 
 // answered tells the tracker about a message of the server and returns what the client is to see instead, nil for the
@@ -209,6 +243,11 @@ func (s *session) answered(typ byte, body []byte) []byte {
 func (s *session) received(typ byte, body []byte) origin {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.hear(typ, body)
+}
+
+// hear is received with mu held.
+func (s *session) hear(typ byte, body []byte) origin {
 	s.last = typ
 	if !s.tracked {
 		return origin{}

@@ -1,8 +1,6 @@
 package proxy
 
 import (
-	"strings"
-
 	"github.com/koldproxy/koldproxy"
 	"github.com/koldproxy/koldproxy/rewrite"
 )
@@ -202,7 +200,7 @@ func (t *tracker) head() *entry {
 func answers(kind, typ byte) bool {
 	switch kind {
 	case msgQuery:
-		return strings.IndexByte("TCIGHWZ", typ) >= 0
+		return contains("TCIGHWZ", typ)
 	case msgParse:
 		return typ == msgParsed
 	case msgBind:
@@ -212,7 +210,7 @@ func answers(kind, typ byte) bool {
 	case msgDescribe:
 		return typ == 't' || typ == msgRowDescription || typ == msgNoData
 	case msgExecute:
-		return strings.IndexByte("CIsGHW", typ) >= 0
+		return contains("CIsGHW", typ)
 	case msgSync:
 		return typ == msgReady
 	case msgFunction:

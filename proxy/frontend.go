@@ -131,6 +131,14 @@ func (s *session) relayClient(ctx context.Context) error {
 			s.frontRest = math.MaxInt64
 			continue
 		}
+		skimmed, err := s.skimClient(b)
+		if err != nil {
+			return err
+		}
+		if skimmed > 0 {
+			s.frontRest = skimmed
+			continue
+		}
 		kind, total := b[0], int64(size)+1
 		need := s.clientNeeds(kind, total)
 		if int64(len(b)) < need {
@@ -192,6 +200,30 @@ func (s *session) relayClient(ctx context.Context) error {
 	return err
 }
 
+// skimClient tells the tracker about those messages in front of b that nothing is done with, and returns how many bytes they
+// are, the last one's missing end included.
+func (s *session) skimClient(b []byte) (n int64, err error) {
+	if s.intercept && (s.batching || s.ahead != nil) {
+		return 0, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.intercept && (s.tracker.wantsNames() || s.tracker.demanded) {
+		return 0, nil
+	}
+	for n+headerLen <= int64(len(b)) {
+		kind, size := b[n], binary.BigEndian.Uint32(b[n+1:])
+		if size < 4 || s.intercept && (kind == msgQuery || kind == msgParse) {
+			break
+		}
+		if err := s.sending(kind, nil); err != nil {
+			return 0, err
+		}
+		n += int64(size) + 1
+	}
+	return n, nil
+}
+
 // errDetour says that the message in front of the client's buffer cannot be dealt with in a loop.
 var errDetour = errors.New("not in an event loop")
 
@@ -212,7 +244,8 @@ const maxLoopedText = 16 << 10
 
 // takesLong says whether looking at a message would keep a loop busy for long.
 func (s *session) takesLong(kind byte, seen []byte) bool {
-	return s.intercept && len(seen) > maxLoopedText && (kind == msgQuery || kind == msgParse) && rewrite.NeedsLook(seen[headerLen:])
+	return s.intercept && len(seen) > maxLoopedText && (kind == msgQuery || kind == msgParse) &&
+		(rewrite.NeedsLook(seen[headerLen:]) || s.asks(seen[headerLen:]))
 }
 
 // looked is what became of looking at a message of the client.
@@ -320,6 +353,11 @@ func (s *session) understand(kind byte, seen []byte, total int64) (m looked) {
 func (s *session) expect(kind byte, d *detail) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.sending(kind, d)
+}
+
+// sending is expect with mu held.
+func (s *session) sending(kind byte, d *detail) error {
 	if s.over {
 		return errOver
 	}

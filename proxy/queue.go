@@ -1,6 +1,6 @@
 package proxy
 
-// queue is a ring of entries. done counts the statements that the Query in front has completed.
+// queue is a ring of entries, whose size is a power of two. done counts the statements that the Query in front has completed.
 type queue struct {
 	ring  []entry
 	first int
@@ -10,7 +10,7 @@ type queue struct {
 
 func (q *queue) len() int { return q.count }
 
-func (q *queue) at(i int) *entry { return &q.ring[(q.first+i)%len(q.ring)] }
+func (q *queue) at(i int) *entry { return &q.ring[(q.first+i)&(len(q.ring)-1)] }
 
 func (q *queue) front() *entry {
 	if q.count == 0 {
@@ -36,7 +36,7 @@ const maxIdleRing = 1024
 
 func (q *queue) pop() {
 	*q.at(0) = entry{}
-	q.first = (q.first + 1) % len(q.ring)
+	q.first = (q.first + 1) & (len(q.ring) - 1)
 	q.count--
 	q.done = 0
 	if q.count == 0 && len(q.ring) > maxIdleRing {
