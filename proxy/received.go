@@ -251,9 +251,11 @@ func (t *tracker) ready(body []byte) {
 		return
 	}
 	t.status, t.block = body[0], body[0]
-	if t.status == 'I' && t.settled() { // portals end with their transaction
+	if t.named && t.status == 'I' { // portals end with their transaction
 		clear(t.portals)
-		clear(t.demandPortals)
+		if t.settled() {
+			clear(t.demandPortals)
+		}
 	}
 }
 
