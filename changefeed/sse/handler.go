@@ -127,7 +127,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "PostgreSQL cannot be asked", http.StatusServiceUnavailable)
 		return
 	}
-	wake := h.hub.join(topic, func(ctx context.Context) { h.look(ctx, topic, database, schema, name) }) // before the first page, so that nothing is missed
+	wake := h.hub.join(r.Context(), topic, func(ctx context.Context) { h.look(ctx, topic, database, schema, name) }) // before the first page: nothing is missed
 	defer h.hub.leave(topic, wake)
 	c := &client{
 		handler: h, user: user, topic: topic, replay: replay, wake: wake,

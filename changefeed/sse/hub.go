@@ -18,8 +18,9 @@ type topic struct {
 	stopped chan struct{}
 }
 
-// join returns a channel that receives something when there may be new events on a topic. While a topic has clients, look runs.
-func (h *hub) join(name string, look func(context.Context)) chan struct{} {
+// join returns a channel that receives something when there may be new events on a topic. While a topic has clients, look runs;
+// it outlives ctx, which is that of the first of them.
+func (h *hub) join(ctx context.Context, name string, look func(context.Context)) chan struct{} {
 	wake := make(chan struct{}, 1)
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -28,7 +29,7 @@ func (h *hub) join(name string, look func(context.Context)) chan struct{} {
 	}
 	t := h.topics[name]
 	if t == nil {
-		ctx, stop := context.WithCancel(context.Background())
+		ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 		t = &topic{clients: make(map[chan struct{}]struct{}), stop: stop, stopped: make(chan struct{})}
 		h.topics[name] = t
 		go func() {
