@@ -135,12 +135,10 @@ func (r *Replay) Page(ctx context.Context, after string, limit int) (page []Repl
 	first := page[0].ID
 	err = r.query(ctx, `SELECT coalesce(greatest(s.floor, (SELECT max(l.id) FROM %[1]s l WHERE l.id > $3 AND l.id < $4)), '')
 		FROM koldstore.stream s WHERE s.stream_id = $1 AND s.log_oid = $2`, []any{after, first}, func(row pgx.CollectableRow) error { return row.Scan(&floor) })
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, fmt.Errorf("find the beginning of a stream: %w", err)
-	case floor >= first: // the page has expired meanwhile
-		return r.Page(ctx, after, limit)
-	case floor > after:
+	}
+	if floor > after { // also if it has passed the page meanwhile, or events whose commits were told of late
 		page[0].Gap = &ReplayGap{Floor: floor, Reason: Expired}
 	}
 	return page, nil
