@@ -114,8 +114,6 @@ func newRootCommand() *cobra.Command {
 		newFlushCommand(opts),
 		newRetentionCommand(opts),
 		newSegmentsCommand(opts),
-		newGapsCommand(opts),
-		newHealCommand(opts),
 		newVerifyCommand(opts),
 		newTailCommand(opts),
 		newConfigCommand(opts),
