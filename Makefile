@@ -7,6 +7,9 @@ SHELL := bash
 # Without it the client of one object store brings a service mesh along.
 export GOFLAGS := -tags=disable_grpc_modules
 GOLANGCI_VERSION := v2.12.2
+GORELEASER_VERSION := v2.18.2
+CYCLONEDX_VERSION := v1.10.0
+VULN_VERSION := v1.9.0
 GOLANGCI := .tools/golangci-lint-$(GOLANGCI_VERSION)
 # Findings are cached with the paths of the tree they were found in, so each tree has its own cache.
 export GOLANGCI_LINT_CACHE := $(CURDIR)/.tools/lint-cache
