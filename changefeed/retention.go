@@ -105,7 +105,7 @@ func (s *Sweeper) expire(ctx context.Context) {
 	defer s.sweeping.Unlock()
 	rows, err := s.pool.Query(ctx, `SELECT s.stream_id FROM koldstore.stream s CROSS JOIN koldstore.checkpoint k
 		CROSS JOIN LATERAL (SELECT l.upper FROM koldstore.log_partitions(s.log_oid) AS l ORDER BY l.upper LIMIT 1) AS p
-		WHERE s.retention IS NOT NULL AND p.upper <= koldstore.event_id(k.watermark, '0/0')
+		WHERE s.retention IS NOT NULL AND s.state NOT IN ('pending', 'seeding') AND p.upper <= koldstore.event_id(k.watermark, '0/0')
 		  AND p.upper <= koldstore.millis_prefix(pg_catalog.floor(EXTRACT(epoch FROM pg_catalog.statement_timestamp() - s.retention) * 1000)::bigint)
 		  AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE i.inhparent = s.log_oid AND i.inhdetachpending) -- the next sweep goes on with that
 		ORDER BY s.stream_id`)
@@ -170,7 +170,8 @@ type oldest struct {
 }
 
 // sweepPartition takes away the oldest partition of a log, if all of its events have expired and none will be added: its ids
-// are below the highest position that was handed out.
+// are below the highest position that was handed out. The end of a backfill needs a lock on the log that would have
+// to wait for a partition that is being detached, so partitions stay until then.
 func (s *Sweeper) sweepPartition(ctx context.Context, id int64) (removed int64, more bool, err error) {
 	var p oldest
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
@@ -181,7 +182,7 @@ func (s *Sweeper) sweepPartition(ctx context.Context, id int64) (removed int64, 
 			JOIN pg_catalog.pg_class c ON c.oid = s.log_oid
 			JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 			CROSS JOIN LATERAL (SELECT l.part, l.upper FROM koldstore.log_partitions(s.log_oid) AS l ORDER BY l.upper LIMIT 1) AS p
-			WHERE s.stream_id = $1 AND s.retention IS NOT NULL
+			WHERE s.stream_id = $1 AND s.retention IS NOT NULL AND s.state NOT IN ('pending', 'seeding')
 			  AND p.upper <= (SELECT koldstore.event_id(k.watermark, '0/0') FROM koldstore.checkpoint k) FOR NO KEY UPDATE OF s`, id).Scan(&p.log, &p.part)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil
