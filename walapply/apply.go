@@ -33,6 +33,7 @@ type applyLoop struct {
 	transactions int           // source transactions in pending[:whole], or the one in tx
 	end          koldproxy.LSN // end of the last whole source transaction that was received and is not acknowledged
 	committedAt  time.Time     // when it committed
+	behind       time.Duration // how long ago that was when the server sent it
 	oldest       time.Time     // when the first of pending[:whole] was complete
 	caughtUp     koldproxy.LSN // end of log in a keepalive after end, to be acknowledged with it
 
@@ -56,6 +57,8 @@ func (l *applyLoop) run(ctx context.Context) error {
 	}()
 	watch := time.NewTicker(l.a.cfg.WatchInterval)
 	defer watch.Stop()
+	linger := time.NewTimer(0)
+	defer linger.Stop()
 	var messages []message
 	for {
 		var err error
@@ -83,6 +86,16 @@ func (l *applyLoop) run(ctx context.Context) error {
 			}
 			continue
 		}
+		if pause := l.worthWaiting(); pause > 0 {
+			linger.Reset(pause)
+			select {
+			case <-l.queue.filled:
+				continue
+			case <-linger.C:
+			case <-ctx.Done():
+				return nil
+			}
+		}
 		if err := l.flush(ctx); err != nil {
 			return err
 		}
@@ -94,6 +107,9 @@ func (l *applyLoop) run(ctx context.Context) error {
 		}
 		if position := l.ack.acknowledged(); position >= l.logEnd {
 			l.retry.passed(position)
+		}
+		if l.tx == nil && len(l.pending) < eagerRows {
+			l.queue.want()
 		}
 		select {
 		case <-l.queue.filled:
@@ -137,7 +153,7 @@ func (l *applyLoop) handle(ctx context.Context, m *message) error {
 		case l.end > 0:
 			l.caughtUp = m.lsn
 		default:
-			return l.ack.advance(m.lsn)
+			return l.tell(ctx, m.lsn)
 		}
 	}
 	return nil
@@ -161,17 +177,44 @@ func (l *applyLoop) commit(ctx context.Context, m *message) error {
 		}
 	}
 	l.whole, l.wholeBytes = len(l.pending), l.pendingBytes
-	l.end, l.committedAt, l.caughtUp = m.lsn, m.time, 0
+	l.end, l.committedAt, l.behind, l.caughtUp = m.lsn, m.time, m.behind, 0
 	if l.tx != nil {
 		if err := l.applyPending(ctx, l.tx, l.whole); err != nil {
 			return err
 		}
 		return l.finish(ctx)
 	}
-	if l.whole > 0 && (l.full() || time.Since(l.oldest) >= l.a.cfg.Linger) {
+	if l.whole > 0 && (l.full() || time.Since(l.oldest) >= l.linger()) {
 		return l.flush(ctx)
 	}
 	return nil
+}
+
+// eagerRows is up to how many rows of a source transaction every one is taken in as it comes. The end of a larger one is not near.
+const eagerRows = 256
+
+// Those who are late by minutes are not helped by small batches, which are dear: a batch waits for an eighth of the time that it is
+// late anyway, up to this.
+const (
+	lingerShare = 8
+	maxLinger   = 250 * time.Millisecond
+)
+
+// linger is how long a source transaction may wait for others.
+func (l *applyLoop) linger() time.Duration {
+	if l.a.cfg.Linger == 0 {
+		return 0
+	}
+	return max(l.a.cfg.Linger, min(l.behind/lingerShare, maxLinger))
+}
+
+// worthWaiting is for how long a batch should wait for more, though nothing has arrived: not at all unless there is a backlog, of
+// which the server is still sending.
+func (l *applyLoop) worthWaiting() time.Duration {
+	if l.whole == 0 || l.tx != nil || l.caughtUp > 0 || l.behind/lingerShare <= l.a.cfg.Linger {
+		return 0
+	}
+	return l.linger() - time.Since(l.oldest)
 }
 
 // flush applies what is whole in a transaction of its own and acknowledges it.
@@ -180,7 +223,7 @@ func (l *applyLoop) flush(ctx context.Context) error {
 		return nil
 	}
 	if l.whole == 0 { // source transactions without changes; nothing to write for them
-		return l.acknowledge()
+		return l.acknowledge(ctx)
 	}
 	if err := l.open(ctx); err != nil {
 		return err
@@ -246,7 +289,7 @@ func (l *applyLoop) applyPending(ctx context.Context, tx pgx.Tx, n int) error {
 
 // finish moves the checkpoint to end, commits and acknowledges.
 func (l *applyLoop) finish(ctx context.Context) error {
-	n := next{applied: l.end, watermark: l.seqs.Watermark(), rows: l.txRows}
+	n := next{applied: l.end, watermark: l.seqs.Watermark(), rows: l.txRows, told: max(l.end, l.caughtUp) + toldStep}
 	if err := l.cp.advance(ctx, l.tx, n); err != nil {
 		return err
 	}
@@ -261,7 +304,7 @@ func (l *applyLoop) finish(ctx context.Context) error {
 	m.lagSeconds.Set(time.Since(l.committedAt).Seconds())
 	l.a.update(func(s *Status) { s.Applied, s.LastCommit = l.end, l.committedAt })
 	l.transactions = 0
-	err := l.acknowledge()
+	err := l.acknowledge(ctx)
 	l.a.target.Committed()
 	l.retry.passed(l.cp.applied)
 	return err
@@ -275,14 +318,29 @@ func (l *applyLoop) commitTx(ctx context.Context, n next) error {
 	}
 	l.tx = nil
 	l.busySince.Store(0)
-	l.cp.applied, l.cp.watermark = n.applied, n.watermark
+	l.cp.applied, l.cp.watermark, l.cp.told = n.applied, n.watermark, n.told
 	return nil
 }
 
 // acknowledge tells the server about end, or about the end of log that was seen after it.
-func (l *applyLoop) acknowledge() error {
+func (l *applyLoop) acknowledge(ctx context.Context) error {
 	position := max(l.end, l.caughtUp)
 	l.end, l.caughtUp = 0, 0
+	return l.tell(ctx, position)
+}
+
+// toldStep is by how much the checkpoint is ahead of what the slot is told, so that others' log can be acknowledged without
+// writing each time. It is also by how much a slot may be replaced, after a kill, without being noticed.
+const toldStep = 4 << 20
+
+// tell acknowledges a position that everything has been applied up to. If it is more than anybody would expect who finds the
+// checkpoint after a kill, that says so first.
+func (l *applyLoop) tell(ctx context.Context, position koldproxy.LSN) error {
+	if position > max(l.cp.told, l.cp.applied) {
+		if err := l.cp.noteTold(ctx, l.conn, position+toldStep); err != nil {
+			return err
+		}
+	}
 	return l.ack.advance(position)
 }
 
@@ -299,7 +357,7 @@ func (l *applyLoop) betweenBatches(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("background work: %w", err)
 	}
-	n := next{applied: l.cp.applied, watermark: l.seqs.Watermark()}
+	n := next{applied: l.cp.applied, watermark: l.seqs.Watermark(), told: l.cp.told}
 	var wrote bool
 	if err := l.tx.QueryRow(ctx, `SELECT pg_current_xact_id_if_assigned() IS NOT NULL`).Scan(&wrote); err != nil {
 		return fmt.Errorf("background work: %w", err)

@@ -19,7 +19,7 @@ type checkpoint struct {
 	watermark koldproxy.Seq
 	epoch     int64
 	gap       string        // why changes may be missing; empty if none are
-	told      koldproxy.LSN // what the slot was told by an applier that stopped in order; 0 if that is not known
+	told      koldproxy.LSN // the slot was told no more than this, unless applied is more; 0 if that is not known
 	anew      bool          // somebody wants the gap closed, whatever the configuration says
 }
 
@@ -94,11 +94,14 @@ func (cp *checkpoint) begin(ctx context.Context, conn *pgx.Conn, at koldproxy.LS
 	return nil
 }
 
-// noteTold stores what the slot was told last; 0 means that an applier is running, which alone knows.
+// noteTold stores what the slot will have been told at most.
 func (cp *checkpoint) noteTold(ctx context.Context, conn *pgx.Conn, told koldproxy.LSN) error {
-	_, err := conn.Exec(ctx, `UPDATE koldstore.checkpoint SET told_lsn = nullif($1::text::pg_lsn, '0/0') WHERE epoch = $2`, told.String(), cp.epoch)
+	tag, err := conn.Exec(ctx, `UPDATE koldstore.checkpoint SET told_lsn = $1::text::pg_lsn WHERE epoch = $2`, told.String(), cp.epoch)
 	if err != nil {
-		return fmt.Errorf("note what the slot was told: %w", err)
+		return fmt.Errorf("note what the slot is told: %w", err)
+	}
+	if tag.RowsAffected() != 1 {
+		return ErrNotLeader
 	}
 	cp.told = told
 	return nil
@@ -120,15 +123,16 @@ type next struct {
 	applied   koldproxy.LSN
 	watermark koldproxy.Seq
 	rows      int64
+	told      koldproxy.LSN
 }
 
 // advance moves the row inside an apply transaction, from exactly what cp says to n. cp itself stays as it is: the
 // transaction has not committed yet.
 func (cp *checkpoint) advance(ctx context.Context, tx pgx.Tx, n next) error {
 	tag, err := tx.Exec(ctx, `UPDATE koldstore.checkpoint
-		SET applied_lsn = $1::text::pg_lsn, watermark = $2, rows_applied = rows_applied + $3, applied_at = clock_timestamp()
-		WHERE epoch = $4 AND applied_lsn = $5::text::pg_lsn AND watermark = $6`,
-		n.applied.String(), n.watermark, n.rows, cp.epoch, cp.applied.String(), cp.watermark)
+		SET applied_lsn = $1::text::pg_lsn, watermark = $2, rows_applied = rows_applied + $3, applied_at = clock_timestamp(), told_lsn = $4::text::pg_lsn
+		WHERE epoch = $5 AND applied_lsn = $6::text::pg_lsn AND watermark = $7`,
+		n.applied.String(), n.watermark, n.rows, n.told.String(), cp.epoch, cp.applied.String(), cp.watermark)
 	if err != nil {
 		return fmt.Errorf("move the checkpoint: %w", err)
 	}

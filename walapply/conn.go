@@ -37,6 +37,10 @@ var sessionSettings = map[string]string{
 	"standard_conforming_strings":         "on",
 	"row_security":                        "off",
 	"jit":                                 "off",
+	// Statements get arrays of thousands of rows. Plans for the arrays at hand read whole tables when the arrays are large, and
+	// are made anew each time.
+	"plan_cache_mode": "force_generic_plan",
+	"work_mem":        "64MB",
 }
 
 // applicationName is how sessions of the applier show in pg_stat_activity; role is leader, apply, watch, stop or walsender.
@@ -65,6 +69,7 @@ func (a *Applier) connectReplication(ctx context.Context) (*pgconn.PgConn, error
 	maps.Copy(cfg.RuntimeParams, formats)
 	cfg.RuntimeParams["application_name"] = applicationName("walsender")
 	cfg.RuntimeParams["replication"] = "database"
+	readInBursts(cfg)
 	conn, err := pgconn.ConnectConfig(ctx, cfg)
 	if err != nil {
 		if sqlState(err) == "42501" {

@@ -26,6 +26,8 @@ type message struct {
 	lsn koldproxy.LSN
 	// time is the commit time (begin and commit).
 	time time.Time
+	// behind is how long ago the commit was when the server sent it, by its own clock (commit).
+	behind time.Duration
 	// change is set for messageChange.
 	change koldproxy.Change
 	// bytes is about what the message occupies in memory.
@@ -46,6 +48,7 @@ type decoder struct {
 	commitLSN koldproxy.LSN
 	commitAt  time.Time
 	xid       uint32
+	spare     []koldproxy.Datum // memory for rows, see row
 }
 
 func newDecoder() *decoder { return &decoder{relations: make(map[uint32]relation)} }
@@ -153,7 +156,7 @@ func (d *decoder) insert(dst []message, r *reader, size int) ([]message, error) 
 	if kind := r.byte(); kind != 'N' {
 		return dst, fmt.Errorf("insert with a tuple of kind %q", kind)
 	}
-	row, err := rel.tuple(r, false)
+	row, err := d.tuple(rel, r, false)
 	if err != nil {
 		return dst, err
 	}
@@ -168,7 +171,7 @@ func (d *decoder) update(dst []message, r *reader, size int) ([]message, error) 
 	c := koldproxy.Change{Relation: rel.Relation, Op: koldproxy.OpUpdate}
 	kind := r.byte()
 	if kind == 'K' || kind == 'O' {
-		if c.Old, err = rel.tuple(r, kind == 'K'); err != nil {
+		if c.Old, err = d.tuple(rel, r, kind == 'K'); err != nil {
 			return dst, err
 		}
 		kind = r.byte()
@@ -176,7 +179,7 @@ func (d *decoder) update(dst []message, r *reader, size int) ([]message, error) 
 	if kind != 'N' {
 		return dst, fmt.Errorf("update with a tuple of kind %q", kind)
 	}
-	if c.New, err = rel.tuple(r, false); err != nil {
+	if c.New, err = d.tuple(rel, r, false); err != nil {
 		return dst, err
 	}
 	return d.change(dst, c, size), nil
@@ -191,7 +194,7 @@ func (d *decoder) delete(dst []message, r *reader, size int) ([]message, error) 
 	if kind != 'K' && kind != 'O' {
 		return dst, fmt.Errorf("delete with a tuple of kind %q", kind)
 	}
-	row, err := rel.tuple(r, kind == 'K')
+	row, err := d.tuple(rel, r, kind == 'K')
 	if err != nil {
 		return dst, err
 	}
@@ -241,12 +244,12 @@ func (d *decoder) change(dst []message, c koldproxy.Change, size int) []message 
 
 // tuple reads one row. Of a key tuple only the columns of the replica identity count: the others are sent as NULL
 // whatever they hold.
-func (rel relation) tuple(r *reader, keyOnly bool) ([]koldproxy.Datum, error) {
+func (d *decoder) tuple(rel relation, r *reader, keyOnly bool) ([]koldproxy.Datum, error) {
 	n := int(r.uint16())
 	if n != len(rel.Columns) {
 		return nil, fmt.Errorf("row of %d columns in a relation of %d", n, len(rel.Columns))
 	}
-	row := make([]koldproxy.Datum, n)
+	row := d.row(n)
 	for i := range row {
 		switch kind := r.byte(); kind {
 		case 'n':
@@ -263,4 +266,17 @@ func (rel relation) tuple(r *reader, keyOnly bool) ([]koldproxy.Datum, error) {
 		}
 	}
 	return row, nil
+}
+
+// spareDatums is for how many columns memory is taken at once.
+const spareDatums = 1024
+
+// row is an empty row of n columns.
+func (d *decoder) row(n int) []koldproxy.Datum {
+	if len(d.spare) < n {
+		d.spare = make([]koldproxy.Datum, max(n, spareDatums))
+	}
+	row := d.spare[:n:n]
+	d.spare = d.spare[n:]
+	return row
 }

@@ -67,19 +67,20 @@ func (a *Applier) remember(position koldproxy.LSN) {
 }
 
 // checkConfirmed notices a slot that has been replaced or advanced by somebody else: it confirms more than it was told. What that
-// was is known to this process, while no other instance has led in between, or noted by one that has stopped in order.
+// was is known exactly to this process, while no other instance has led in between, and to the checkpoint if the last one has stopped in
+// order. After a kill the checkpoint knows what it was at most.
 func (a *Applier) checkConfirmed(cp *checkpoint, slot slotState) error {
 	a.mu.Lock()
 	told := a.told
 	a.mu.Unlock()
-	if cp.told > 0 {
-		told = remembered{epoch: cp.epoch, position: cp.told}
+	most := cp.told
+	if told.epoch > 0 && (told.epoch == cp.epoch || told.epoch+1 == cp.epoch) {
+		most = told.position
 	}
-	known := told.epoch > 0 && (told.epoch == cp.epoch || told.epoch+1 == cp.epoch)
-	if !known || !slot.exists || !cp.begun() || slot.confirmed <= max(told.position, cp.applied) {
+	if most == 0 || !slot.exists || !cp.begun() || slot.confirmed <= max(most, cp.applied) {
 		return nil
 	}
-	return gap("replication slot %s was replaced or advanced: it stands at %v, but was told %v only", cp.slot, slot.confirmed, max(told.position, cp.applied))
+	return gap("replication slot %s was replaced or advanced: it stands at %v, but was told %v only", cp.slot, slot.confirmed, max(most, cp.applied))
 }
 
 var ownSlotName = regexp.MustCompile(`^koldproxy_([0-9]{1,10})$`)

@@ -131,6 +131,35 @@ func TestSlotReplacedBetweenTwoRuns(t *testing.T) {
 	d.worksAfter(a, beginAnew(t))
 }
 
+// The same after a kill, which leaves the checkpoint as it was while the applier ran: less exact, but never less than what the slot was
+// told.
+func TestSlotReplacedAfterAKill(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, ownCluster(t)) // the log of other tests would count as well
+	a := d.applied()
+	const bounded = `SELECT told_lsn >= confirmed_flush_lsn FROM koldstore.checkpoint JOIN pg_replication_slots USING (slot_name)`
+	d.exec(`CREATE TABLE others AS SELECT repeat('x', 1000) FROM generate_series(1, 20000)`)
+	end := query[string](d, `SELECT pg_current_wal_flush_lsn()::text`)
+	d.await("the slot to be told of others' log", func() bool {
+		return query[bool](d, `SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM koldstore.checkpoint JOIN pg_replication_slots USING (slot_name)`, end)
+	})
+	if !query[bool](d, bounded) {
+		t.Error("the slot was told more than the checkpoint says")
+	}
+	running := query[string](d, `SELECT told_lsn::text FROM koldstore.checkpoint`)
+	a.stop()
+	d.exec(`UPDATE koldstore.checkpoint SET told_lsn = '` + running + `'`)
+	d.startStreaming(&recorder{}).stop() // a kill alone is no gap
+
+	d.exec(`UPDATE koldstore.checkpoint SET told_lsn = '` + running + `'`)
+	d.exec(`SELECT pg_drop_replication_slot(slot_name) FROM koldstore.checkpoint`)
+	d.exec(`INSERT INTO t VALUES (1); INSERT INTO others SELECT repeat('x', 1000) FROM generate_series(1, 20000)`)
+	d.exec(`SELECT pg_create_logical_replication_slot(slot_name, 'pgoutput') FROM koldstore.checkpoint`)
+	b := d.start(&recorder{})
+	d.awaitGap(b, "replaced or advanced")
+	d.worksAfter(b, beginAnew(t))
+}
+
 // A slot that holds back too much is given up, also where nothing goes on by itself then.
 func TestSlotThatHoldsBackTooMuch(t *testing.T) {
 	t.Parallel()

@@ -3,23 +3,25 @@ package walapply
 import (
 	"context"
 	"sync"
+	"time"
 )
 
 // queue hands messages from the receiver to the apply loop, one goroutine on each side. It is lossless: a full queue makes
 // the receiver wait.
 type queue struct {
 	limit int
-	// filled has a token when take has something to tell, drained when put may go on.
-	filled, drained chan struct{}
+	// filled has a token when take has something to tell, drained when put may go on, wanted when rest is over.
+	filled, drained, wanted chan struct{}
 
-	mu    sync.Mutex
-	items []message
-	bytes int
-	err   error
+	mu     sync.Mutex
+	items  []message
+	bytes  int
+	hungry bool // see want
+	err    error
 }
 
 func newQueue(limit int) *queue {
-	return &queue{limit: limit, filled: make(chan struct{}, 1), drained: make(chan struct{}, 1)}
+	return &queue{limit: limit, filled: make(chan struct{}, 1), drained: make(chan struct{}, 1), wanted: make(chan struct{}, 1)}
 }
 
 // put appends messages. It waits while the queue holds limit bytes or more, so it exceeds the limit by what one call adds.
@@ -31,6 +33,7 @@ func (q *queue) put(ctx context.Context, items []message) error {
 				q.bytes += items[i].bytes
 			}
 			q.items = append(q.items, items...)
+			q.hungry = false
 			q.mu.Unlock()
 			signal(q.filled)
 			return nil
@@ -64,6 +67,39 @@ func (q *queue) take(reuse []message) ([]message, error) {
 		return items, q.err
 	}
 	return items, nil
+}
+
+// want says that the caller of take has nothing else to do until something comes.
+func (q *queue) want() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.hungry = len(q.items) == 0
+	if q.hungry {
+		signal(q.wanted)
+	}
+}
+
+// rest waits for a while, but no longer than until what comes next is wanted at once.
+func (q *queue) rest(ctx context.Context, while time.Duration) {
+	q.mu.Lock()
+	hungry := q.hungry
+	if !hungry {
+		select {
+		case <-q.wanted: // of an earlier time
+		default:
+		}
+	}
+	q.mu.Unlock()
+	if hungry {
+		return
+	}
+	timer := time.NewTimer(while)
+	defer timer.Stop()
+	select {
+	case <-q.wanted:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 }
 
 // empty says whether take would return nothing.

@@ -22,11 +22,26 @@ type receiver struct {
 	ack     *acknowledger
 	queue   *queue
 	decoder *decoder
+
+	batch      []message // decoded, and not in the queue yet
+	batchBytes int
 }
+
+// restTime is how long what comes in may be left with the kernel while the apply loop is busy.
+const restTime = time.Millisecond
 
 // run returns why nothing more comes. It blocks in a read that only [acknowledger.sayGoodbye] or the server ends.
 func (r *receiver) run(ctx context.Context) error {
-	var batch []message
+	burstOf(r.wal).beforeRead = func() {
+		if r.handOver(ctx) == nil {
+			r.queue.rest(ctx, restTime)
+		}
+	}
+	err := r.receive(ctx)
+	return errors.Join(err, r.handOver(ctx))
+}
+
+func (r *receiver) receive(ctx context.Context) error {
 	for {
 		// No ctx here: watching it would cost more than the read.
 		raw, err := r.wal.ReceiveMessage(context.Background()) //nolint:contextcheck // see above
@@ -35,21 +50,18 @@ func (r *receiver) run(ctx context.Context) error {
 		}
 		switch msg := raw.(type) {
 		case *pgproto3.CopyData:
-			if batch, err = r.copyData(batch[:0], msg.Data); err != nil {
+			before := len(r.batch)
+			if r.batch, err = r.copyData(r.batch, msg.Data); err != nil {
 				return err
 			}
-			if len(batch) == 0 {
-				continue
+			for i := before; i < len(r.batch); i++ {
+				r.batchBytes += r.batch[i].bytes
 			}
-			size := 0
-			for i := range batch {
-				size += batch[i].bytes
+			if r.batchBytes > burstBytes {
+				if err := r.handOver(ctx); err != nil {
+					return err
+				}
 			}
-			r.a.backlog.Add(int64(size))
-			if err := r.queue.put(ctx, batch); err != nil {
-				return err
-			}
-			clear(batch)
 		case *pgproto3.ErrorResponse:
 			return streamError(msg, r.a.cfg.Publication)
 		case *pgproto3.CopyDone, *pgproto3.CommandComplete:
@@ -63,6 +75,20 @@ func (r *receiver) run(ctx context.Context) error {
 			return fmt.Errorf("unexpected %T in the stream", msg)
 		}
 	}
+}
+
+// handOver puts what has been decoded into the queue.
+func (r *receiver) handOver(ctx context.Context) error {
+	if len(r.batch) == 0 {
+		return nil
+	}
+	r.a.backlog.Add(int64(r.batchBytes))
+	if err := r.queue.put(ctx, r.batch); err != nil {
+		return err
+	}
+	clear(r.batch)
+	r.batch, r.batchBytes = r.batch[:0], 0
+	return nil
 }
 
 func (r *receiver) copyData(dst []message, data []byte) ([]message, error) {
@@ -88,7 +114,11 @@ func (r *receiver) copyData(dst []message, data []byte) ([]message, error) {
 			return dst, err
 		}
 		r.saw(koldproxy.LSN(x.WALStart))
-		return r.decoder.decode(dst, x.WALData)
+		dst, err = r.decoder.decode(dst, x.WALData)
+		if n := len(dst) - 1; err == nil && n >= 0 && dst[n].kind == messageCommit {
+			dst[n].behind = x.ServerTime.Sub(dst[n].time)
+		}
+		return dst, err
 	default:
 		return dst, fmt.Errorf("unknown message %q in the stream", data[0])
 	}

@@ -133,10 +133,8 @@ func (s *session) prepare(ctx context.Context, wal *pgconn.PgConn) (slotState, t
 			return slot, 0, err
 		}
 	}
-	if s.cp.told > 0 {
-		if err := s.cp.noteTold(ctx, s.conn, 0); err != nil {
-			return slot, 0, err
-		}
+	if err := s.cp.noteTold(ctx, s.conn, max(slot.confirmed, s.cp.applied)+toldStep); err != nil {
+		return slot, 0, err
 	}
 	if s.logEnd, err = logEnd(ctx, s.conn); err != nil {
 		return slot, 0, err

@@ -22,7 +22,7 @@ COMMENT ON TABLE koldstore.checkpoint IS
 COMMENT ON COLUMN koldstore.checkpoint.gap IS
     'Why changes may be missing between applied_lsn and the slot. While it is set nothing is applied (docs/operations.md, Gaps).';
 COMMENT ON COLUMN koldstore.checkpoint.told_lsn IS
-    'What the slot was told last, by an applier that has stopped in order; NULL while one is running. A slot that says more has been replaced.';
+    'The slot was told no more than this or applied_lsn: exactly this by an applier that has stopped in order, a few MiB less by one that runs or was killed. A slot that says more has been replaced.';
 COMMENT ON COLUMN koldstore.checkpoint.begin_anew IS
     'The gap is being closed: a new slot is being made, and feeds are compared with their tables from there on.';
 
