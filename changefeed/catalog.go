@@ -9,7 +9,7 @@ import (
 )
 
 // catalog is what a Target knows about the database: every table that has something to be written for. It is immutable but
-// for mirror.seeding and table.inForce.
+// for mirror.seeding, mirror.noCopy and table.inForce.
 type catalog struct {
 	tables map[uint32]*table
 	// announced means that every change of a table's columns comes through the log as well.
@@ -66,8 +66,8 @@ type mirror struct {
 	columns int         // how many columns it has; those of the key come first
 	seeding bool        // or being healed
 	page    int         // how many rows the next page of a seed has
-	// sql and standing are statements, see mirrorSQL. With standing, keys are plain.
-	sql, standing string
+	mirrorStatements
+	noCopy int // for how many batches COPY is not worth trying
 }
 
 // stream is an active stream.
@@ -153,7 +153,7 @@ func (t *Target) loadCatalog(ctx context.Context, tx pgx.Tx) (*catalog, error) {
 			tab.streams = nil
 		}
 		if tab.mirror != nil {
-			tab.mirror.sql, tab.mirror.standing = mirrorSQL(tab)
+			tab.mirror.mirrorStatements = newMirrorStatements(tab)
 		}
 		for _, s := range tab.streams {
 			s.sql = streamSQL(tab, s)

@@ -63,11 +63,11 @@ func (t *Target) begin(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence,
 // refuseIfInvisible fails while the transaction that wrote the marker is not visible, which happens only if it waits for the
 // applier itself (see waitUntilVisible). Passing over it would lose the stream's beginning for good.
 func (t *Target) refuseIfInvisible(ctx context.Context, tx pgx.Tx, c *koldproxy.Change) error {
-	var visible bool
-	if err := tx.QueryRow(ctx, visibleSQL, []int64{int64(c.XID)}).Scan(&visible); err != nil {
+	now, err := currentSnapshot(ctx, tx)
+	if err != nil {
 		return fmt.Errorf("look at a marker's transaction: %w", err)
 	}
-	if !visible {
+	if !now.shows(c.XID) {
 		return errors.New("a stream or managed table cannot begin: its transaction waits for koldproxy as a synchronous standby")
 	}
 	return nil

@@ -3,6 +3,7 @@ package changefeed
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -10,13 +11,35 @@ import (
 	"github.com/koldproxy/koldproxy"
 )
 
-// mirrorSQL are the statements that bring a mirror up to date, with parameters from mirrorArgs: one for any events, and one that
-// is better for those of keys which the mirror has, if there is such a one.
-func mirrorSQL(tab *table) (sql, standing string) {
-	if tab.mirror.plainKey() {
-		return plainMirrorSQL(tab.mirror), standingMirrorSQL(tab.mirror)
+// mirrorStatements are the statements that bring a mirror up to date, with parameters from mirrorArgs.
+type mirrorStatements struct {
+	// any takes any events; at most one for each key if keys are plain.
+	any string
+	// The others are for plain keys, and empty for others. standing is for keys that the mirror has, and leaves out those that it does
+	// not have; missing is any for those that standing has left out. copy is COPY for keys that it does not have, in the format that
+	// copyRows writes; it fails if it has one.
+	standing, missing, copy string
+}
+
+func newMirrorStatements(tab *table) mirrorStatements {
+	m := tab.mirror
+	if !m.plainKey() {
+		return mirrorStatements{any: anyMirrorSQL(tab)}
 	}
-	return anyMirrorSQL(tab), ""
+	keys := strings.Join(m.keys, ", ")
+	same := strings.ReplaceAll(list(len(m.keys), func(i int) string { return "m." + m.keys[i] + " OPERATOR(pg_catalog.=) d." + m.keys[i] }), ", ", " AND ")
+	insert := fmt.Sprintf(`WITH d AS MATERIALIZED (%[1]s)
+INSERT INTO %[2]s (%[3]s, seq, op, row_image) SELECT %[3]s, seq, op, row_image FROM d%%s
+ON CONFLICT (%[3]s) DO UPDATE SET seq = EXCLUDED.seq, op = EXCLUDED.op, row_image = EXCLUDED.row_image`, m.plainRows(), m.name, keys)
+	return mirrorStatements{
+		any: fmt.Sprintf(insert, ""),
+		// An INSERT that finds its key locks the row first, which is one more record in the log. In the order of the key, neighbours in
+		// the index are changed one after the other.
+		standing: fmt.Sprintf(`UPDATE %[1]s m SET seq = d.seq, op = d.op, row_image = d.row_image FROM (%[2]s
+  ORDER BY %[3]s OFFSET 0) d WHERE %[4]s`, m.name, m.plainRows(), keys, same),
+		missing: fmt.Sprintf(insert, fmt.Sprintf(" WHERE NOT EXISTS (SELECT FROM %s m WHERE %s AND m.seq OPERATOR(pg_catalog.=) d.seq)", m.name, same)),
+		copy:    fmt.Sprintf(`COPY %s (%s, seq, op, row_image) FROM STDIN`, m.name, keys),
+	}
 }
 
 // plainKeys are types of PostgreSQL's own whose values are equal exactly if their texts are; textKeys are, too, if the collation
@@ -43,29 +66,12 @@ func (m *mirror) plainKey() bool {
 	return true
 }
 
-// plainMirrorSQL is for plain keys, and at most one event for each. Texts become keys by the input functions of PostgreSQL's own types.
-func plainMirrorSQL(m *mirror) string {
-	return m.plainSource() + fmt.Sprintf(`
-INSERT INTO %[1]s (%[2]s, seq, op, row_image) SELECT %[2]s, seq, op, row_image FROM d
-ON CONFLICT (%[2]s) DO UPDATE SET seq = EXCLUDED.seq, op = EXCLUDED.op, row_image = EXCLUDED.row_image`, m.name, strings.Join(m.keys, ", "))
-}
-
-// standingMirrorSQL is plainMirrorSQL for keys that are likely in the mirror already: an INSERT that finds its key locks the row first,
-// which is one more record in the log.
-func standingMirrorSQL(m *mirror) string {
-	return m.plainSource() + fmt.Sprintf(`,
-standing AS (UPDATE %[1]s m SET seq = d.seq, op = d.op, row_image = d.row_image FROM d WHERE %[3]s RETURNING m.seq)
-INSERT INTO %[1]s (%[2]s, seq, op, row_image) SELECT %[2]s, seq, op, row_image FROM d WHERE d.seq NOT IN (SELECT seq FROM standing)
-ON CONFLICT (%[2]s) DO UPDATE SET seq = EXCLUDED.seq, op = EXCLUDED.op, row_image = EXCLUDED.row_image`,
-		m.name, strings.Join(m.keys, ", "), strings.ReplaceAll(list(len(m.keys), func(i int) string { return "m." + m.keys[i] + " OPERATOR(pg_catalog.=) d." + m.keys[i] }), ", ", " AND "))
-}
-
-// plainSource is the parameters as a table d. They are read once, whatever uses it.
-func (m *mirror) plainSource() string {
+// plainRows is a query for the parameters as rows. Texts become keys by the input functions of PostgreSQL's own types.
+func (m *mirror) plainRows() string {
 	n := len(m.keys)
-	return fmt.Sprintf(`WITH d AS MATERIALIZED (
+	return fmt.Sprintf(`
   SELECT %[1]s, u.seq, u.op, u.image::pg_catalog.jsonb AS row_image
-  FROM unnest(%[2]s, $%[3]d::bigint[], $%[4]d::smallint[], $%[5]d::text[]) AS u(%[6]s, seq, op, image))`,
+  FROM unnest(%[2]s, $%[3]d::bigint[], $%[4]d::smallint[], $%[5]d::text[]) AS u(%[6]s, seq, op, image)`,
 		list(n, func(i int) string { return fmt.Sprintf("u.k%d::%s AS %s", i+1, m.key[i].typeName, m.keys[i]) }),
 		list(n, func(i int) string { return fmt.Sprintf("$%d::text[]", i+1) }), n+1, n+2, n+3,
 		list(n, func(i int) string { return fmt.Sprintf("k%d", i+1) }))
@@ -101,7 +107,7 @@ func (m *mirror) literal(values []string) string {
 	return rowLiteral(row)
 }
 
-// mirrorArgs are the parameters of mirrorSQL for some events.
+// mirrorArgs are the parameters of mirrorStatements for some events.
 func mirrorArgs(m *mirror, items []item) []any {
 	var args []any
 	if m.standing != "" {
@@ -116,6 +122,44 @@ func mirrorArgs(m *mirror, items []item) []any {
 		column(items, func(it *item) int16 { return int16(it.op) }),
 		column(items, func(it *item) *string { return it.doc }))
 }
+
+// copyRows writes events for [mirrorStatements].copy.
+func copyRows(items []item) []byte {
+	size := 0
+	for i := range items {
+		size += len(items[i].keyText) + 40
+		if items[i].doc != nil {
+			size += len(*items[i].doc)
+		}
+	}
+	b := make([]byte, 0, size)
+	for i := range items {
+		it := &items[i]
+		for _, k := range it.key {
+			b = append(appendCopied(b, k), '\t')
+		}
+		b = append(strconv.AppendInt(b, int64(it.seq), 10), '\t')
+		b = append(strconv.AppendInt(b, int64(it.op), 10), '\t')
+		if it.doc != nil {
+			b = append(appendCopied(b, *it.doc), '\n')
+		} else {
+			b = append(b, "\\N\n"...)
+		}
+	}
+	return b
+}
+
+// appendCopied escapes a value for COPY's text format.
+func appendCopied(b []byte, text string) []byte {
+	for _, c := range []byte("\\\t\n\r") {
+		if strings.IndexByte(text, c) >= 0 {
+			return append(b, copyEscapes.Replace(text)...)
+		}
+	}
+	return append(b, text...)
+}
+
+var copyEscapes = strings.NewReplacer("\\", `\\`, "\t", `\t`, "\n", `\n`, "\r", `\r`)
 
 // column is a field of each item, to be a parameter.
 func column[T any](items []item, field func(it *item) T) []T {

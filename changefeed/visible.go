@@ -3,6 +3,10 @@ package changefeed
 import (
 	"context"
 	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -10,12 +14,63 @@ import (
 	"github.com/koldproxy/koldproxy"
 )
 
-// visibleSQL asks whether transactions, given by the 32 bits of their ids that the log carries, are visible to this statement.
-// The missing upper half is that of the newest transaction, or the one before or after if that is nearer.
-const visibleSQL = `SELECT bool_and(pg_catalog.pg_visible_in_snapshot(
-		(x.id + CASE WHEN x.id > n.newest + 2147483648 THEN -4294967296 WHEN x.id < n.newest - 2147483648 THEN 4294967296 ELSE 0 END)::text::xid8, n.snapshot))
-	FROM (SELECT s.snapshot, pg_catalog.pg_snapshot_xmax(s.snapshot)::text::bigint AS newest FROM (SELECT pg_catalog.pg_current_snapshot() AS snapshot) s) n,
-	     LATERAL (SELECT ((n.newest >> 32) << 32) + u.id AS id FROM unnest($1::bigint[]) AS u(id)) x`
+// snapshot is a snapshot of the server as pg_current_snapshot shows it: transactions from xmax on, and those in running, are not
+// visible.
+type snapshot struct {
+	xmin, xmax uint64
+	running    []uint64
+}
+
+// currentSnapshot asks for the snapshot that a statement of tx has now.
+func currentSnapshot(ctx context.Context, tx pgx.Tx) (s snapshot, err error) {
+	var text string
+	if err := tx.QueryRow(ctx, `SELECT pg_catalog.pg_current_snapshot()::text`).Scan(&text); err != nil {
+		return s, err
+	}
+	return parseSnapshot(text)
+}
+
+// parseSnapshot reads xmin:xmax:running,… with commas between those that run.
+func parseSnapshot(text string) (s snapshot, err error) {
+	parts := strings.Split(text, ":")
+	if len(parts) != 3 {
+		return s, fmt.Errorf("a snapshot %q", text)
+	}
+	var numbers []uint64
+	for field := range strings.FieldsFuncSeq(strings.Join(parts, ","), func(c rune) bool { return c == ',' }) {
+		n, err := strconv.ParseUint(field, 10, 64)
+		if err != nil {
+			return s, fmt.Errorf("a snapshot %q", text)
+		}
+		numbers = append(numbers, n)
+	}
+	if len(numbers) < 2 {
+		return s, fmt.Errorf("a snapshot %q", text)
+	}
+	return snapshot{numbers[0], numbers[1], numbers[2:]}, nil
+}
+
+// shows says whether a transaction, given by the 32 bits of its id that the log carries, is visible. The missing upper half is that
+// of xmax, or the one before or after if that is nearer.
+func (s snapshot) shows(xid uint32) bool {
+	id := s.xmax&^math.MaxUint32 | uint64(xid)
+	switch {
+	case id > s.xmax+1<<31 && id >= 1<<32:
+		id -= 1 << 32
+	case id+1<<31 < s.xmax:
+		id += 1 << 32
+	}
+	return id < s.xmin || id < s.xmax && !slices.Contains(s.running, id)
+}
+
+func (s snapshot) showsAll(changes []koldproxy.Change) bool {
+	for i := range changes {
+		if (i == 0 || changes[i].XID != changes[i-1].XID) && !s.shows(changes[i].XID) {
+			return false
+		}
+	}
+	return true
+}
 
 // The pauses between two looks at whether a transaction has become visible, and when to ask why it takes so long.
 const (
@@ -31,18 +86,13 @@ const (
 // If the server takes the applier itself for a synchronous standby (synchronous_standby_names = '*' does), the commit waits
 // for this very change to be applied, so waiting for it would be a deadlock. Then it is not waited for.
 func (t *Target) waitUntilVisible(ctx context.Context, tx pgx.Tx, changes []koldproxy.Change) error {
-	var ids []int64
-	for i := range changes {
-		if id := int64(changes[i].XID); len(ids) == 0 || ids[len(ids)-1] != id {
-			ids = append(ids, id)
-		}
-	}
 	pause, begun := firstLook, time.Now()
 	for {
-		var visible bool
-		if err := tx.QueryRow(ctx, visibleSQL, ids).Scan(&visible); err != nil {
+		now, err := currentSnapshot(ctx, tx)
+		if err != nil {
 			return fmt.Errorf("wait until a transaction is visible: %w", err)
 		}
+		visible := now.showsAll(changes)
 		if visible || t.isStandby {
 			return nil
 		}

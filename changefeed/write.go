@@ -1,6 +1,7 @@
 package changefeed
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,8 +18,9 @@ type write struct {
 	stream *stream // nil for the mirror
 	items  []item
 	// effective leaves out what is invisible in the end: of the mirror, all but the last event of each key. What the mirror is likely
-	// to have the keys of is in standing instead, if there is a statement for it.
+	// to have the keys of is in standing instead, if there is a statement for it; updated is how many of them it had.
 	effective, standing []item
+	updated             int64
 }
 
 // flaw is an event, or a part of one, that goes to quarantine.
@@ -140,7 +142,7 @@ func (w *write) statement(items []item) (string, []any) {
 		if w.table.mirror.standing != "" {
 			items = lastOfEachKey(items) // which the statement cannot do
 		}
-		return w.table.mirror.sql, mirrorArgs(w.table.mirror, items)
+		return w.table.mirror.any, mirrorArgs(w.table.mirror, items)
 	}
 	return w.stream.sql, streamArgs(items)
 }
@@ -170,7 +172,15 @@ func (t *Target) write(ctx context.Context, tx pgx.Tx, p *plan, last bool) error
 		return err
 	}
 	before := t.done.clone()
-	if err := t.writeAtOnce(ctx, tx, p, out.writes); err != nil {
+	err = t.writeAtOnce(ctx, tx, p, out.writes)
+	if errors.Is(err, errStanding) {
+		if _, err := tx.Exec(ctx, "ROLLBACK TO SAVEPOINT koldproxy_run"); err != nil {
+			return err
+		}
+		t.done = before.clone()
+		err = t.writeAtOnce(ctx, tx, p, out.writes)
+	}
+	if err != nil {
 		switch blame(err) {
 		case nobody:
 			return err
@@ -208,19 +218,26 @@ func (t *Target) write(ctx context.Context, tx pgx.Tx, p *plan, last bool) error
 	return nil
 }
 
+// writeAtOnce writes everything, in the form that is best for the server.
 func (t *Target) writeAtOnce(ctx context.Context, tx pgx.Tx, p *plan, writes []write) error {
 	var batch pgx.Batch
-	var ok bool
 	for i := range writes {
 		w := &writes[i]
-		if n := int64(len(w.standing)); n > 0 {
+		if len(w.standing) > 0 {
 			m := w.table.mirror
-			batch.Queue(m.standing, mirrorArgs(m, w.standing)...).Exec(func(pgconn.CommandTag) error {
-				t.done.mirrorRows += n
+			batch.Queue(m.standing, mirrorArgs(m, w.standing)...).Exec(func(tag pgconn.CommandTag) error {
+				w.updated = tag.RowsAffected()
+				t.done.mirrorRows += w.updated
 				return nil
 			})
 		}
 		if len(w.effective) == 0 {
+			continue
+		}
+		if w.copies() {
+			if err := t.copyIn(ctx, tx, w); err != nil {
+				return err
+			}
 			continue
 		}
 		if err := t.makeRoomFor(ctx, tx, w); err != nil {
@@ -230,8 +247,34 @@ func (t *Target) writeAtOnce(ctx context.Context, tx pgx.Tx, p *plan, writes []w
 		q := batch.Queue(sql, args...)
 		q.Fn = func(br pgx.BatchResults) error { return t.finish(w, br) }
 	}
+	if err := sendAndCheck(ctx, tx, &batch, p); err != nil {
+		return err
+	}
+	return t.writeMissing(ctx, tx, p, writes)
+}
+
+// writeMissing writes what was taken for standing and is not in the mirror: it may be in cold storage.
+func (t *Target) writeMissing(ctx context.Context, tx pgx.Tx, p *plan, writes []write) error {
+	var batch pgx.Batch
+	for i := range writes {
+		w := &writes[i]
+		if w.updated < int64(len(w.standing)) {
+			m := w.table.mirror
+			q := batch.Queue(m.missing, mirrorArgs(m, w.standing)...)
+			q.Fn = func(br pgx.BatchResults) error { return t.finish(w, br) }
+		}
+	}
+	if batch.Len() == 0 {
+		return nil
+	}
+	return sendAndCheck(ctx, tx, &batch, p)
+}
+
+// sendAndCheck executes statements and makes sure that the catalog was true meanwhile.
+func sendAndCheck(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, p *plan) error {
+	var ok bool
 	batch.Queue(stillTrueSQL, stillTrueArgs(p.sources())...).QueryRow(func(row pgx.Row) error { return row.Scan(&ok) })
-	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 		return fmt.Errorf("write a batch: %w", err)
 	}
 	if !ok {
@@ -239,6 +282,48 @@ func (t *Target) writeAtOnce(ctx context.Context, tx pgx.Tx, p *plan, writes []w
 	}
 	return nil
 }
+
+// errStanding says that COPY has met a key that the mirror has.
+var errStanding = errors.New("the mirror has a key that seemed new")
+
+const (
+	// copyFrom is for how many new keys COPY is worth a round trip of its own.
+	copyFrom = 200
+	// copyPause is for how many batches COPY is not tried after it has met a key that was there: a tombstone, mostly.
+	copyPause = 64
+)
+
+// copies says whether new keys are to be written by COPY, and counts the batches for which they are not.
+func (w *write) copies() bool {
+	m := w.table.mirror
+	if w.stream != nil || m.copy == "" || m.seeding || len(w.effective) < copyFrom {
+		return false
+	}
+	if m.noCopy > 0 {
+		m.noCopy--
+		return false
+	}
+	return true
+}
+
+// copyIn writes new keys by COPY, which is the cheapest way for the server and for its log.
+func (t *Target) copyIn(ctx context.Context, tx pgx.Tx, w *write) error {
+	m := w.table.mirror
+	tag, err := tx.Conn().PgConn().CopyFrom(ctx, bytes.NewReader(copyRows(w.effective)), m.copy)
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && pg.Code == codeUniqueViolation {
+		m.noCopy = copyPause
+		return errStanding
+	}
+	if err != nil {
+		return fmt.Errorf("copy into a mirror: %w", err)
+	}
+	t.done.mirrorRows += tag.RowsAffected()
+	return nil
+}
+
+// codeUniqueViolation is PostgreSQL's unique_violation.
+const codeUniqueViolation = "23505"
 
 func (p *plan) sources() []*table {
 	out := make([]*table, len(p.tables))
