@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+
+	"github.com/apache/arrow-go/v18/parquet"
 )
 
 // typed is the [codec] of one Go type. It keeps the values that are not null, and for every row whether it has one.
@@ -25,7 +27,7 @@ type typed[T any] struct {
 func (c *typed[T]) add(raw []byte) bool {
 	if c.quick != nil {
 		if v, ok := c.quick(raw); ok {
-			c.values, c.levels = append(c.values, v), append(c.levels, 1)
+			c.addValue(v)
 			return true
 		}
 	}
@@ -38,12 +40,13 @@ func (c *typed[T]) add(raw []byte) bool {
 	if !bytes.Equal(c.scratch, raw) {
 		return false
 	}
-	c.values = append(c.values, v)
-	c.levels = append(c.levels, 1)
+	c.addValue(v)
 	return true
 }
 
 func (c *typed[T]) addNull() { c.levels = append(c.levels, 0) }
+
+func (c *typed[T]) addValue(v T) { c.values, c.levels = append(c.values, v), append(c.levels, 1) }
 
 type batchWriter[T any] interface {
 	WriteBatch(values []T, defLevels, repLevels []int16) (int64, error)
@@ -53,22 +56,101 @@ type batchReader[T any] interface {
 	ReadBatch(batchSize int64, values []T, defLevels, repLevels []int16) (int64, int, error)
 }
 
-func (c *typed[T]) write(w any) error {
+// pageCutter is what all writers of columns have beside their interface.
+type pageCutter interface {
+	EstimatedBufferedValueBytes() int64
+	FlushCurrentPage() error
+}
+
+// page is how full the page of a column is that is being written.
+type page struct {
+	rows   int
+	values int
+}
+
+// pageStep is after how many rows a page may be cut.
+const pageStep = 1 << 10
+
+func (c *typed[T]) write(w any, p *page) error {
 	bw, ok := w.(batchWriter[T])
-	if !ok {
+	cutter, cuts := w.(pageCutter)
+	if !ok || !cuts {
 		return fmt.Errorf("a writer of type %T for values of type %T", w, *new(T))
 	}
-	levels := c.levels
+	rows, at := len(c.levels), 0
 	if c.required {
-		levels = nil
+		rows = len(c.values)
 	}
-	n, err := bw.WriteBatch(c.values, levels, nil)
-	if err == nil && n != int64(len(c.values)) {
-		err = fmt.Errorf("%d of %d values written", n, len(c.values))
+	for row := 0; row < rows; row += pageStep {
+		n := min(pageStep, rows-row)
+		values := n
+		var levels []int16
+		if !c.required {
+			levels = c.levels[row : row+n]
+			values = 0
+			for _, level := range levels {
+				values += int(level)
+			}
+		}
+		// A page is cut only where a value follows: the library's writer of differences cannot finish a page of nulls alone
+		// after one with values.
+		if values > 0 && p.values > 0 && (p.rows >= pageRows || cutter.EstimatedBufferedValueBytes() >= pageBytes) {
+			if err := cutter.FlushCurrentPage(); err != nil {
+				return err
+			}
+			*p = page{}
+		}
+		written, err := bw.WriteBatch(c.values[at:at+values], levels, nil)
+		if err != nil {
+			return err
+		}
+		if written != int64(values) {
+			return fmt.Errorf("%d of %d values written", written, values)
+		}
+		at += values
+		p.rows, p.values = p.rows+n, p.values+values
 	}
+	return nil
+}
+
+func (c *typed[T]) reset() {
 	clear(c.values) // let go of what the values point to
 	c.values, c.levels = c.values[:0], c.levels[:0]
-	return err
+}
+
+// distinct says how many different values there are, and how many at all.
+func (c *typed[T]) distinct() (different, all int) {
+	switch values := any(c.values).(type) {
+	case []int32:
+		different = countDistinct(values)
+	case []int64:
+		different = countDistinct(values)
+	case []float32:
+		different = countDistinct(values)
+	case []float64:
+		different = countDistinct(values)
+	case []parquet.ByteArray:
+		different = countStrings(values)
+	case []parquet.FixedLenByteArray:
+		different = countStrings(values)
+	}
+	return different, len(c.values)
+}
+
+func countDistinct[T comparable](values []T) int {
+	seen := make(map[T]struct{}, len(values))
+	for _, v := range values {
+		seen[v] = struct{}{}
+	}
+	return len(seen)
+}
+
+func countStrings[T ~[]byte](values []T) int {
+	seen := make(map[string]struct{}, len(values))
+	for _, v := range values {
+		seen[string(v)] = struct{}{}
+	}
+	return len(seen)
 }
 
 func (c *typed[T]) read(r any, n int) error {

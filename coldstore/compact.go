@@ -18,32 +18,64 @@ import (
 	"github.com/koldproxy/koldproxy"
 )
 
-// compactTables does the most useful compaction of each managed table, at most one of each, and says whether there was any.
+// compactTables does the most useful compaction of each managed table, at most one of each, and says whether there was any. It looks at
+// the segments of a table only if something that matters has changed since it found nothing to do.
 func (s *Store) compactTables(ctx context.Context) (bool, error) {
 	if s.cfg.NoCompaction {
 		return false, nil
 	}
-	rows, err := s.pool.Query(ctx, "SELECT DISTINCT table_oid FROM koldstore.segment WHERE state = 'active'")
+	states, err := s.compactionStates(ctx)
 	if err != nil {
 		return false, fmt.Errorf("look for segments to compact: %w", err)
 	}
-	tables, err := pgx.CollectRows(rows, pgx.RowTo[uint32])
-	if err != nil {
-		return false, fmt.Errorf("look for segments to compact: %w", err)
-	}
+	s.forgetSettled(func(oid uint32) bool { _, there := states[oid]; return there })
 	worked := false
 	var errs []error
-	for _, oid := range tables {
-		if !s.mayRetry(oid) {
+	for oid, state := range states {
+		if s.isSettled(chore{"compact", oid}, state) || !s.mayRetry(oid) {
 			continue
 		}
 		did, err := s.Compact(ctx, oid)
-		if err != nil && ctx.Err() == nil {
+		switch {
+		case err != nil && ctx.Err() == nil:
 			s.retryLater(oid) // a damaged segment is tried again now and then, not all the time
+		case err == nil && !did:
+			s.settle(chore{"compact", oid}, state)
 		}
 		worked, errs = worked || did, append(errs, err)
 	}
 	return worked, errors.Join(errs...)
+}
+
+// compactionState is what decides whether segments of a table are worth compacting: the generation, which every change of the manifest
+// raises, the settings, and where deletes may be forgotten, how late it is.
+type compactionState struct {
+	generation int64
+	settings   string
+	period     int64
+}
+
+func (s *Store) compactionStates(ctx context.Context) (map[uint32]compactionState, error) {
+	rows, err := s.pool.Query(ctx, `SELECT m.table_oid, m.generation, concat_ws(' ', m.state, m.max_rows_per_file, m.retention, m.tombstone_retention), m.tombstone_retention IS NOT NULL
+		FROM koldstore.managed_table m`)
+	if err != nil {
+		return nil, err
+	}
+	var (
+		states = map[uint32]compactionState{}
+		oid    uint32
+		state  compactionState
+		aging  bool
+	)
+	_, err = pgx.ForEachRow(rows, []any{&oid, &state.generation, &state.settings, &aging}, func() error {
+		state.period = 0
+		if aging {
+			state.period = s.period()
+		}
+		states[oid] = state
+		return nil
+	})
+	return states, err
 }
 
 // Compact rewrites segments of a table, if that is worth it: neighbours become one segment, and rows that newer segments supersede
@@ -65,13 +97,23 @@ func (s *Store) Compact(ctx context.Context, table uint32) (bool, error) {
 	if t.state != "active" {
 		return false, nil
 	}
-	segments, err := loadSegments(ctx, s.pool, "table_oid = $1 AND state = 'active'", table)
+	segments, err := loadManifest(ctx, s.pool, "table_oid = $1 AND state = 'active'", table)
 	if err != nil {
 		return false, err
 	}
 	run := planCompaction(segments, t)
 	if len(run) == 0 {
 		return false, nil
+	}
+	ids := make([]uuid.UUID, len(run))
+	for i := range run {
+		ids[i] = run[i].id
+	}
+	if run, err = loadSegments(ctx, s.pool, "segment_id = ANY($1) AND state = 'active'", ids); err != nil {
+		return false, err
+	}
+	if len(run) != len(ids) { // retention was faster
+		return true, nil
 	}
 	begin := time.Now()
 	c := &compaction{table: t, sources: run, bottom: run[0].id == segments[0].id}
@@ -176,6 +218,7 @@ func (s *Store) merge(ctx context.Context, c *compaction, temp io.Writer) error 
 			if w, err = newSegmentWriter(out, &l, rowGroupLimits{rows: s.cfg.RowGroupRows, bytes: s.cfg.RowGroupBytes}); err != nil {
 				return err
 			}
+			defer w.stop()
 		}
 		if err := s.mergeSource(ctx, c, i, f, w); err != nil {
 			return err

@@ -15,7 +15,7 @@ type Config struct {
 	// TempDir is where files are written before they are uploaded; empty means the system's folder for temporary files.
 	TempDir string
 	// RowGroupRows and RowGroupBytes close a row group of a file, whichever comes first; bytes are those of the rows' JSON. A
-	// flush holds one row group in memory.
+	// flush holds one row group in memory, as it will be in the file.
 	RowGroupRows  int
 	RowGroupBytes int64
 	// MaxFileBytes closes a file, in bytes of the rows' JSON, also when it has fewer rows than the table's max_rows_per_file.
@@ -57,8 +57,8 @@ type Config struct {
 // DefaultConfig returns the defaults.
 func DefaultConfig() Config {
 	return Config{
-		RowGroupRows:      64 << 10,
-		RowGroupBytes:     16 << 20,
+		RowGroupRows:      128 << 10,
+		RowGroupBytes:     64 << 20,
 		MaxFileBytes:      512 << 20,
 		MaxPageBytes:      64 << 20,
 		CacheBytes:        64 << 20,

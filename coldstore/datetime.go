@@ -1,9 +1,9 @@
 package coldstore
 
 import (
-	"fmt"
 	"math"
 	"math/big"
+	"strconv"
 	"strings"
 )
 
@@ -89,7 +89,21 @@ func appendDate(dst []byte, days int64) (out []byte, bc bool) {
 	if year <= 0 {
 		year, bc = 1-year, true
 	}
-	return fmt.Appendf(dst, "%04d-%02d-%02d", year, month, day), bc
+	dst = append(appendPadded(dst, year, 4), '-')
+	dst = append(appendPadded(dst, month, 2), '-')
+	return appendPadded(dst, day, 2), bc
+}
+
+// appendPadded writes a number that is not negative with at least so many digits.
+func appendPadded(dst []byte, v int64, width int) []byte {
+	for limit := int64(10); width > 1; width-- {
+		if v < limit {
+			dst = append(dst, "0000000"[:width-1]...)
+			break
+		}
+		limit *= 10
+	}
+	return strconv.AppendInt(dst, v, 10)
 }
 
 const suffixBC = " BC"
@@ -159,9 +173,11 @@ func appendMicros(dst []byte, micros int64, zone string) []byte {
 	micros -= days * microsPerDay
 	dst, bc := appendDate(dst, days)
 	second, fraction := micros/microsPerSec, micros%microsPerSec
-	dst = fmt.Appendf(dst, "T%02d:%02d:%02d", second/3600, second/60%60, second%60)
+	dst = append(appendPadded(append(dst, 'T'), second/3600, 2), ':')
+	dst = append(appendPadded(dst, second/60%60, 2), ':')
+	dst = appendPadded(dst, second%60, 2)
 	if fraction != 0 {
-		dst = fmt.Appendf(dst, ".%06d", fraction)
+		dst = appendPadded(append(dst, '.'), fraction, 6)
 		for dst[len(dst)-1] == '0' {
 			dst = dst[:len(dst)-1]
 		}

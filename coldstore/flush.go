@@ -42,6 +42,10 @@ func (s *Store) flushTable(ctx context.Context, j *job) (string, error) {
 	if t.state != "active" {
 		return "", koldproxy.Errorf(koldproxy.CodeNotInPrerequisite, "table %s cannot be flushed: its change feed is %s", t, t.state).WithDetail(t.reason)
 	}
+	after, err := coldEnd(ctx, s.pool, t)
+	if err != nil {
+		return "", err
+	}
 	through, err := planFlush(ctx, s.pool, t, j.force)
 	if err != nil {
 		return "", err
@@ -53,11 +57,30 @@ func (s *Store) flushTable(ctx context.Context, j *job) (string, error) {
 		return jobNotDue, nil
 	}
 	for more := through >= 0; more; {
-		if more, err = s.flushFile(ctx, t, j, through); err != nil {
+		if after, more, err = s.flushFile(ctx, t, j, after, through); err != nil {
 			return "", err
 		}
 	}
 	return jobCompleted, nil
+}
+
+// coldEnd is the highest seq in cold storage, -1 if there is none. Every row of the mirror is above it; a flush begins there, so that it
+// does not go over the places of all rows again that flushes have removed from the mirror before.
+func coldEnd(ctx context.Context, q querier, t *managedTable) (koldproxy.Seq, error) {
+	var (
+		end  koldproxy.Seq
+		left bool
+	)
+	// In one statement, since a flush may publish between two.
+	err := q.QueryRow(ctx, fmt.Sprintf(`WITH cold AS (SELECT coalesce(max(max_seq), -1) AS "end" FROM koldstore.segment WHERE table_oid = $1 AND state = 'active')
+		SELECT cold."end", EXISTS (SELECT FROM %s WHERE seq <= cold."end") FROM cold`, t.mirror), t.oid).Scan(&end, &left)
+	if err != nil {
+		return -1, fmt.Errorf("plan flush of %s: %w", t, err)
+	}
+	if left {
+		return -1, fmt.Errorf("%w: the mirror of %s has rows up to seq %d, where cold storage ends", errInvariant, t, end)
+	}
+	return end, nil
 }
 
 // planFlush chooses the seq up to which the mirror is to be flushed; -1 means nothing. Rows that change meanwhile get higher
@@ -98,8 +121,9 @@ func planFlush(ctx context.Context, q querier, t *managedTable, force bool) (kol
 	return through, nil
 }
 
-// flushFile moves the oldest rows into one file and publishes it. more says that rows up to through are left.
-func (s *Store) flushFile(ctx context.Context, t *managedTable, j *job, through koldproxy.Seq) (more bool, err error) {
+// flushFile moves the oldest rows above a seq into one file and publishes it. It returns the last seq of the file, and whether rows up to
+// through are left.
+func (s *Store) flushFile(ctx context.Context, t *managedTable, j *job, after, through koldproxy.Seq) (last koldproxy.Seq, more bool, err error) {
 	begin := time.Now()
 	segment := &segmentRow{id: uuid.New(), table: t.oid, storage: t.storage}
 	segment.object = objectKey(t.oid, segment.id)
@@ -109,7 +133,7 @@ func (s *Store) flushFile(ctx context.Context, t *managedTable, j *job, through 
 	_, err = s.pool.Exec(ctx, "INSERT INTO koldstore.segment (segment_id, table_oid, storage, object_key, job_id) VALUES ($1, $2, $3, $4, $5)",
 		segment.id, t.oid, segment.storage, segment.object, j.id)
 	if err != nil {
-		return false, fmt.Errorf("note segment: %w", err)
+		return after, false, fmt.Errorf("note segment: %w", err)
 	}
 	published := false
 	defer func() {
@@ -118,22 +142,22 @@ func (s *Store) flushFile(ctx context.Context, t *managedTable, j *job, through 
 		}
 	}()
 	if err := s.cfg.step("noted"); err != nil {
-		return false, err
+		return after, false, err
 	}
 	temp, err := s.tempFile()
 	if err != nil {
-		return false, err
+		return after, false, err
 	}
 	defer func() { err = errors.Join(err, temp.Close()) }()
-	sum, more, err := s.encode(ctx, t, segment, through, temp)
+	sum, more, err := s.encode(ctx, t, segment, after, through, temp)
 	if err != nil || sum.rows == 0 {
-		return false, err
+		return after, false, err
 	}
 	if err := s.upload(ctx, segment, &sum, temp); err != nil {
-		return false, err
+		return after, false, err
 	}
 	if err := s.publish(ctx, t, j, segment, &sum); err != nil {
-		return false, err
+		return after, false, err
 	}
 	published = true
 	s.metrics.segments.Inc()
@@ -141,14 +165,14 @@ func (s *Store) flushFile(ctx context.Context, t *managedTable, j *job, through 
 	s.metrics.bytesWritten.Add(float64(segment.size))
 	s.log.Info().Str("table", t.String()).Str("segment", segment.id.String()).Int64("rows", sum.rows).Int64("bytes", segment.size).
 		Int64("min_seq", int64(sum.minSeq)).Int64("max_seq", int64(sum.maxSeq)).Dur("took", time.Since(begin)).Msg("segment published")
-	return more, s.cfg.step("published")
+	return sum.maxSeq, more, s.cfg.step("published")
 }
 
 // maxFileRows bounds what is kept in memory for each row of a file (seq and hash), whatever max_rows_per_file says.
 const maxFileRows = 1 << 20
 
-// encode writes the oldest rows of the mirror to temp, under one snapshot, and fills in the segment's size and checksum.
-func (s *Store) encode(ctx context.Context, t *managedTable, segment *segmentRow, through koldproxy.Seq, temp io.Writer) (sum summary, more bool, err error) {
+// encode writes the oldest rows of the mirror above a seq to temp, under one snapshot, and fills in the segment's size and checksum.
+func (s *Store) encode(ctx context.Context, t *managedTable, segment *segmentRow, after, through koldproxy.Seq, temp io.Writer) (sum summary, more bool, err error) {
 	hash := sha256.New()
 	out := bufio.NewWriterSize(io.MultiWriter(temp, hash, countBytes{&segment.size}), 256<<10)
 	err = pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
@@ -168,8 +192,10 @@ func (s *Store) encode(ctx context.Context, t *managedTable, segment *segmentRow
 		if err != nil {
 			return err
 		}
-		err = shape.read(ctx, tx, through, func(row *mirrorRow) (bool, error) {
-			if w.full(min(t.maxPerFile, maxFileRows), s.cfg.MaxFileBytes) {
+		defer w.stop()
+		most := min(t.maxPerFile, maxFileRows)
+		err = shape.read(ctx, tx, after, through, most+1, func(row *mirrorRow) (bool, error) {
+			if w.full(most, s.cfg.MaxFileBytes) {
 				more = true // this row begins the next file
 				return true, nil
 			}

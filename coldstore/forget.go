@@ -69,20 +69,31 @@ func (s *Store) forgetTable(ctx context.Context, tx pgx.Tx, oid uint32) error {
 	return err
 }
 
+// forgetRows is how many deletes one transaction forgets.
+const forgetRows = 10_000
+
 // forgetTombstones removes old deletes from mirrors of tables that have no segments; where there are segments, a delete in the mirror
 // hides rows of them, and goes by way of a flush and a compaction.
 func (s *Store) forgetTombstones(ctx context.Context) (bool, error) {
-	rows, err := s.pool.Query(ctx, `SELECT m.table_oid FROM koldstore.managed_table m WHERE m.tombstone_retention IS NOT NULL AND m.state = 'active'
+	rows, err := s.pool.Query(ctx, `SELECT m.table_oid, m.tombstone_retention::text FROM koldstore.managed_table m WHERE m.tombstone_retention IS NOT NULL AND m.state = 'active'
 		AND NOT EXISTS (SELECT FROM koldstore.segment g WHERE g.table_oid = m.table_oid AND g.state IN ('active', 'in_progress'))`)
 	if err != nil {
 		return false, fmt.Errorf("look for old deletes: %w", err)
 	}
-	tables, err := pgx.CollectRows(rows, pgx.RowTo[uint32])
+	type setting struct {
+		Table     uint32
+		Retention string
+	}
+	tables, err := pgx.CollectRows(rows, pgx.RowToStructByPos[setting])
 	if err != nil {
 		return false, fmt.Errorf("look for old deletes: %w", err)
 	}
-	worked := false
-	for _, oid := range tables {
+	worked, period := false, s.period()
+	for _, t := range tables {
+		oid, state := t.Table, [2]any{t.Retention, period}
+		if s.isSettled(chore{"forget deletes", oid}, state) {
+			continue
+		}
 		var n int64
 		err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
 			n, err = s.forgetTombstonesOf(ctx, tx, oid)
@@ -91,7 +102,10 @@ func (s *Store) forgetTombstones(ctx context.Context) (bool, error) {
 		if err != nil && !isLockConflict(err) {
 			return worked, fmt.Errorf("forget old deletes of table %d: %w", oid, err)
 		}
-		worked = worked || n == pruneRows
+		worked = worked || n == forgetRows
+		if err == nil && n < forgetRows {
+			s.settle(chore{"forget deletes", oid}, state)
+		}
 	}
 	return worked, nil
 }
@@ -122,7 +136,7 @@ func (s *Store) forgetTombstonesOf(ctx context.Context, tx pgx.Tx, oid uint32) (
 		highest koldproxy.Seq
 	)
 	err = tx.QueryRow(ctx, fmt.Sprintf(`WITH gone AS (DELETE FROM %[1]s WHERE seq IN (SELECT seq FROM %[1]s WHERE op = 3 AND seq < $1 ORDER BY seq LIMIT $2 FOR UPDATE) RETURNING seq)
-		SELECT count(*), coalesce(max(seq), 0) FROM gone`, t.mirror), *t.forgetBelow, pruneRows).Scan(&n, &highest)
+		SELECT count(*), coalesce(max(seq), 0) FROM gone`, t.mirror), *t.forgetBelow, forgetRows).Scan(&n, &highest)
 	if err != nil || n == 0 {
 		return n, err
 	}

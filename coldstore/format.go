@@ -5,6 +5,8 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"math"
+	"slices"
 	"strconv"
 
 	"github.com/apache/arrow-go/v18/parquet"
@@ -160,20 +162,28 @@ func readLayout(footer *metadata.FileMetaData) (*layout, error) {
 // Compression at level 3 is zstd's own default: two to three times smaller than snappy at comparable speed.
 const zstdLevel = 3
 
-// pageBytes bounds how much is decoded to reach one row.
-const pageBytes = 128 << 10
+// A page ends after pageRows rows, or pageBytes bytes before compression: that is how much is decoded to reach one row.
+const (
+	pageRows  = 8 << 10
+	pageBytes = 128 << 10
+)
 
-// bloomFalse is how often a Bloom filter says yes by mistake; half of it would cost a byte more for each row.
-const bloomFalse = 0.05
+// A Bloom filter says yes by mistake this often, which costs a byte for each row. It has the size that its row group needs, or the smallest of
+// some where that is not known beforehand.
+const (
+	bloomFalse    = 0.05
+	bloomMaxBytes = 256 << 10
+	bloomSizes    = 5
+)
 
-// properties are the writer's settings for row groups of so many rows. What is chosen here keeps to the plainest, oldest encodings, which every reader
-// has, and leaves out those in which libraries were found to shift or lose values (research: BYTE_STREAM_SPLIT, V2 pages).
-func properties(rowGroupRows int) *parquet.WriterProperties {
-	return parquet.NewWriterProperties(
+// properties are the writer's settings for a file whose first rows are the sample. What is chosen here keeps to the plainest, oldest
+// encodings, which every reader has, and leaves out those in which libraries were found to shift or lose values (research: BYTE_STREAM_SPLIT, V2 pages).
+func properties(l *layout, sample *batch) *parquet.WriterProperties {
+	p := []parquet.WriterProperty{
 		parquet.WithCreatedBy(createdBy),
 		parquet.WithVersion(parquet.V2_LATEST),
 		parquet.WithDataPageVersion(parquet.DataPageV1),
-		parquet.WithDataPageSize(pageBytes),
+		parquet.WithDataPageSize(math.MaxInt32), // pages are cut by typed.write,
 		parquet.WithDictionaryPageSizeLimit(pageBytes),
 		parquet.WithCompression(compress.Codecs.Zstd),
 		parquet.WithCompressionLevel(zstdLevel),
@@ -182,8 +192,29 @@ func properties(rowGroupRows int) *parquet.WriterProperties {
 		parquet.WithDictionaryFor(systemNames[colSeq], false),
 		parquet.WithEncodingFor(systemNames[colSeq], parquet.Encodings.DeltaBinaryPacked),
 		parquet.WithDictionaryFor(systemNames[colHash], false),
-		parquet.WithBloomFilterEnabledFor(systemNames[colHash], true),
-		parquet.WithBloomFilterFPPFor(systemNames[colHash], bloomFalse),
-		parquet.WithBloomFilterNDVFor(systemNames[colHash], int64(rowGroupRows)),
-	)
+		parquet.WithMaxBloomFilterBytes(bloomMaxBytes),
+	}
+	for i, c := range sample.columns {
+		different, all := c.distinct()
+		if different*2 <= all {
+			continue
+		}
+		// Few values come twice: a dictionary would only be in the way.
+		name := l.columns[i].Name
+		p = append(p, parquet.WithDictionaryFor(name, false))
+		switch c.(type) {
+		case *typed[int32], *typed[int64]:
+			p = append(p, parquet.WithEncodingFor(name, parquet.Encodings.DeltaBinaryPacked))
+		}
+		// Other engines look keys up; a column with a dictionary has its values listed already.
+		if slices.Contains(l.key, name) {
+			p = append(p, parquet.WithBloomFilterEnabledFor(name, true), parquet.WithBloomFilterFPPFor(name, bloomFalse))
+			if sample.endsGroup {
+				p = append(p, parquet.WithBloomFilterNDVFor(name, int64(different)))
+			} else {
+				p = append(p, parquet.WithAdaptiveBloomFilterEnabledFor(name, true), parquet.WithBloomFilterCandidatesFor(name, bloomSizes))
+			}
+		}
+	}
+	return parquet.NewWriterProperties(p...)
 }

@@ -99,12 +99,20 @@ type segmentRow struct {
 	layout      string
 }
 
-const segmentColumns = `segment_id, table_oid, storage, object_key, state, coalesce(min_seq, 0), coalesce(max_seq, 0), row_count, dead_count, tombstones,
-	size_bytes, sha256, dead, dead_version, created_at, coalesce(layout, '')`
-
 // loadSegments reads the segments that a condition on koldstore.segment chooses, in the order of their seqs.
 func loadSegments(ctx context.Context, q querier, condition string, args ...any) ([]segmentRow, error) {
-	rows, err := q.Query(ctx, "SELECT "+segmentColumns+" FROM koldstore.segment WHERE "+condition+" ORDER BY min_seq", args...)
+	return selectSegments(ctx, q, "dead", condition, args)
+}
+
+// loadManifest is loadSegments without the bitmaps of dead rows, for those who want to know how many there are.
+func loadManifest(ctx context.Context, q querier, condition string, args ...any) ([]segmentRow, error) {
+	return selectSegments(ctx, q, "NULL::bytea", condition, args)
+}
+
+func selectSegments(ctx context.Context, q querier, dead, condition string, args []any) ([]segmentRow, error) {
+	rows, err := q.Query(ctx, `SELECT segment_id, table_oid, storage, object_key, state, coalesce(min_seq, 0), coalesce(max_seq, 0), row_count, dead_count, tombstones,
+		size_bytes, sha256, `+dead+`, dead_version, created_at, coalesce(layout, '')
+		FROM koldstore.segment WHERE `+condition+" ORDER BY min_seq", args...)
 	if err != nil {
 		return nil, fmt.Errorf("load segments: %w", err)
 	}
@@ -142,7 +150,7 @@ type SegmentInfo struct {
 // Segments lists the active segments of a table in the order of their seqs. A table without any gives none; it need not be
 // managed.
 func (s *Store) Segments(ctx context.Context, table uint32) ([]SegmentInfo, error) {
-	rows, err := loadSegments(ctx, s.pool, "table_oid = $1 AND state = 'active'", table)
+	rows, err := loadManifest(ctx, s.pool, "table_oid = $1 AND state = 'active'", table)
 	if err != nil {
 		return nil, err
 	}

@@ -2,13 +2,11 @@ package coldstore
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/koldproxy/koldproxy"
 )
@@ -21,8 +19,8 @@ const pinSettings = `SELECT pg_catalog.set_config('TimeZone', 'UTC', true), pg_c
 type mirrorShape struct {
 	mirror  string // qualified and quoted
 	key     []string
-	json    []string // SQL for the columns of the key of m as JSON
-	hash    string   // SQL for the hash of the key of m
+	keys    []keyColumn // the same, in the order in which jsonb has them
+	hash    string      // SQL for the hash of the key of m
 	columns []column
 }
 
@@ -35,7 +33,7 @@ func loadShape(ctx context.Context, q querier, t *managedTable) (*mirrorShape, e
 		}
 		shape.key = append(shape.key, c.Name)
 		expr := "m." + quoteName(c.Name)
-		shape.json = append(shape.json, keyJSON(expr, base))
+		shape.keys = append(shape.keys, newKeyColumn(c.Name, expr, base))
 		if base.builtin && slices.Contains([]string{"bit", "varbit", "money", "tsvector", "tsquery"}, base.name) {
 			expr += "::text" // types that can be sorted and not hashed
 		}
@@ -47,6 +45,7 @@ func loadShape(ctx context.Context, q querier, t *managedTable) (*mirrorShape, e
 	if len(shape.key) == 0 {
 		return nil, fmt.Errorf("mirror %s has no key columns", t.mirror)
 	}
+	slices.SortFunc(shape.keys, func(a, b keyColumn) int { return compareNames(a.name, b.name) })
 	// PostgreSQL's own hash agrees with its own idea of equal keys: numeric 1.0 and 1.00, or what a collation says.
 	shape.hash = "pg_catalog.hash_record_extended(ROW(" + strings.Join(hashed, ", ") + "), 0)"
 	err = eachColumn(ctx, q, t.oid, func(c column, base typeInfo) {
@@ -106,62 +105,7 @@ func eachColumn(ctx context.Context, q querier, relation uint32, fn func(c colum
 	return nil
 }
 
-// quoteText is a string literal.
-func quoteText(s string) string {
-	return "E'" + strings.NewReplacer(`\`, `\\`, "'", `\'`).Replace(s) + "'"
-}
-
 func quoteName(name string) string { return pgx.Identifier{name}.Sanitize() }
-
-// One query reads at most maxMirrorPage rows, fewer when they are large: a query that is given up midway has to be read to
-// its end.
-const (
-	maxMirrorPage   = 4096
-	minMirrorPage   = 16
-	mirrorPageBytes = 8 << 20
-)
-
-// read hands the mirror's rows with after < seq <= through to fn, in the order of seq, until fn says stop. It holds one row
-// at a time, and fn must not keep its bytes.
-func (m *mirrorShape) read(ctx context.Context, tx pgx.Tx, through koldproxy.Seq, fn func(row *mirrorRow) (stop bool, err error)) error {
-	names := make([]string, len(m.key))
-	for i, name := range m.key {
-		names[i] = quoteText(name) + ", " + m.json[i]
-	}
-	sql := fmt.Sprintf(`
-		SELECT m.seq, m.op, pg_catalog.jsonb_build_object(%s)::text, %s, m.row_image::text
-		FROM %s m WHERE m.seq > $1 AND m.seq <= $2 ORDER BY m.seq LIMIT $3`, strings.Join(names, ", "), m.hash, m.mirror)
-	after, stop, limit := koldproxy.Seq(-1), false, minMirrorPage
-	for !stop {
-		rows, err := tx.Query(ctx, sql, after, through, limit)
-		if err != nil {
-			return fmt.Errorf("read mirror: %w", err)
-		}
-		n, size := 0, 0
-		for !stop && rows.Next() {
-			var row mirrorRow
-			var pk, image pgtype.DriverBytes // not copied: fn must not keep them
-			if err := rows.Scan(&row.Seq, &row.Op, &pk, &row.hash, &image); err != nil {
-				rows.Close()
-				return fmt.Errorf("read mirror: %w", err)
-			}
-			row.PK, row.Image = json.RawMessage(pk), json.RawMessage(image)
-			if stop, err = fn(&row); err != nil {
-				rows.Close()
-				return err
-			}
-			after = row.Seq
-			n++
-			size += len(pk) + len(image)
-		}
-		if rows.Close(); rows.Err() != nil {
-			return fmt.Errorf("read mirror: %w", rows.Err())
-		}
-		stop = stop || n < limit
-		limit = min(max(mirrorPageBytes/(size/max(n, 1)+1), minMirrorPage), maxMirrorPage)
-	}
-	return nil
-}
 
 // sameKeys asks PostgreSQL which pairs of keys are equal, for keys that differ as text. Whole records are compared: that takes
 // the operators of the types' own operator classes. Any other = is looked up by name, and may be found by way of a

@@ -192,15 +192,13 @@ func (p *publication) bury(ctx context.Context, tx pgx.Tx, d *deaths, now, keepS
 	return nil
 }
 
-// pruneRows is how many rows one statement deletes.
-const pruneRows = 10_000
-
 // politeWait is how long polite attempts wait for a row: next to nothing. PostgreSQL takes milliseconds.
 const politeWait = "5ms"
 
-// prune deletes the flushed rows from the mirror. A seq belongs to one version of one row for ever, so it stands for the
-// pair of key and seq: a row that changed meanwhile has another one and is not found. The rows were the oldest of the mirror, so they are a range of
-// seqs; what is in the range and was not flushed shows that something else writes seqs.
+// prune deletes the flushed rows from the mirror: the range of seqs that the file holds. A seq belongs to one version of one row for
+// ever, and the applier, which alone gives them out, gives every change a higher one than all before. So what the mirror has in that
+// range now was there when the file was written, and is in it: a row that has changed meanwhile has left the range and stays. That
+// nothing else is deleted does not rest on this reasoning: the server names every row, and one that is not in the file undoes everything.
 func (p *publication) prune(ctx context.Context, tx pgx.Tx) error {
 	wait := lockWait
 	if p.polite {
@@ -209,24 +207,25 @@ func (p *publication) prune(ctx context.Context, tx pgx.Tx) error {
 	if _, err := tx.Exec(ctx, "SELECT set_config('lock_timeout', $1, true)", wait); err != nil {
 		return fmt.Errorf("set lock_timeout: %w", err)
 	}
-	for seqs := range slices.Chunk(p.sum.seqs, pruneRows) {
-		var foreign int64
-		err := tx.QueryRow(ctx, fmt.Sprintf(`WITH gone AS (DELETE FROM %s WHERE seq BETWEEN $1 AND $2 RETURNING seq)
-			SELECT count(*) FROM gone WHERE NOT seq = ANY($3)`, p.table.mirror), seqs[0], seqs[len(seqs)-1], seqs).Scan(&foreign)
-		if err != nil {
-			return fmt.Errorf("delete mirror rows: %w", err)
-		}
-		if foreign > 0 {
-			return fmt.Errorf("%w: the mirror of %s has %d rows between seq %d and %d that are not in the segment", errInvariant, p.table, foreign, seqs[0], seqs[len(seqs)-1])
-		}
-	}
-	var left bool
-	err := tx.QueryRow(ctx, fmt.Sprintf("SELECT EXISTS (SELECT FROM %s WHERE seq <= $1)", p.table.mirror), p.sum.maxSeq).Scan(&left)
+	rows, err := tx.Query(ctx, fmt.Sprintf("DELETE FROM %s WHERE seq BETWEEN $1 AND $2 RETURNING seq", p.table.mirror), p.sum.minSeq, p.sum.maxSeq)
 	if err != nil {
-		return fmt.Errorf("check mirror: %w", err)
+		return fmt.Errorf("delete mirror rows: %w", err)
 	}
-	if left {
-		return fmt.Errorf("%w: the mirror of %s has rows below seq %d that are not in the segment", errInvariant, p.table, p.sum.maxSeq)
+	var (
+		seq     koldproxy.Seq
+		foreign int64
+	)
+	_, err = pgx.ForEachRow(rows, []any{(*int64)(&seq)}, func() error {
+		if _, flushed := slices.BinarySearch(p.sum.seqs, seq); !flushed {
+			foreign++
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("delete mirror rows: %w", err)
+	}
+	if foreign > 0 {
+		return fmt.Errorf("%w: the mirror of %s has %d rows from seq %d to %d that are not in the segment", errInvariant, p.table, foreign, p.sum.minSeq, p.sum.maxSeq)
 	}
 	return nil
 }

@@ -1,6 +1,10 @@
 package coldstore
 
-import "github.com/apache/arrow-go/v18/parquet"
+import (
+	"bytes"
+
+	"github.com/apache/arrow-go/v18/parquet"
+)
 
 // The quick readers of raw values. Each takes only what the format function of its kind is certain to give back byte for byte,
 // so that nothing needs to be written again and compared; everything else is left to the careful pair (values.go).
@@ -62,6 +66,31 @@ func plainNumber(raw []byte, scale int) (int64, bool) {
 	}
 	return v, true
 }
+
+// quickFloat reads numbers of so few digits that no shorter number is the same float, and which are therefore the ones that it is
+// written with. powers are those of ten that a float of the type holds exactly, as it does the digits: the quotient is the nearest float.
+func quickFloat[T float32 | float64](maxDigits int, powers []T) func(raw []byte) (T, bool) {
+	return func(raw []byte) (T, bool) {
+		digits, fraction := len(raw), 0
+		if point := bytes.IndexByte(raw, '.'); point >= 0 {
+			fraction = len(raw) - 1 - point
+			digits--
+		}
+		if digits > 0 && raw[0] == '-' {
+			digits--
+		}
+		if digits < 1 || digits > maxDigits || fraction >= len(powers) || fraction > 0 && raw[len(raw)-1] == '0' {
+			return 0, false
+		}
+		v, ok := plainNumber(raw, fraction)
+		return T(v) / powers[fraction], ok
+	}
+}
+
+var (
+	powers32 = []float32{1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6}
+	powers64 = []float64{1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15}
+)
 
 // quickText reads strings without escapes.
 func quickText(a *arena) func(raw []byte) (parquet.ByteArray, bool) {

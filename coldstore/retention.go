@@ -63,7 +63,7 @@ func (s *Store) dropOverfull(ctx context.Context) (bool, error) {
 	rows, err := s.pool.Query(ctx, `SELECT m.table_oid, max(g.max_seq) + 1
 		FROM koldstore.managed_table m
 		JOIN (SELECT a.table_oid, a.max_seq, sum(a.size_bytes) OVER (PARTITION BY a.table_oid ORDER BY a.min_seq DESC) AS with_newer
-			FROM koldstore.segment a WHERE a.state = 'active') g ON g.table_oid = m.table_oid AND g.with_newer > m.retention_bytes
+			FROM koldstore.segment a WHERE a.state = 'active' AND a.table_oid IN (SELECT l.table_oid FROM koldstore.managed_table l WHERE l.retention_bytes IS NOT NULL)) g ON g.table_oid = m.table_oid AND g.with_newer > m.retention_bytes
 		GROUP BY m.table_oid`)
 	if err != nil {
 		return false, fmt.Errorf("look for tables with too many bytes: %w", err)
@@ -143,7 +143,7 @@ func (s *Store) sweep(ctx context.Context) (bool, error) {
 	if n := tag.RowsAffected(); n > 0 {
 		s.log.Info().Int64("segments", n).Msg("segments that were never published are given up")
 	}
-	segments, err := loadSegments(ctx, s.pool, `segment_id IN (SELECT segment_id FROM koldstore.segment WHERE state = 'deleted'
+	segments, err := loadManifest(ctx, s.pool, `segment_id IN (SELECT segment_id FROM koldstore.segment WHERE state = 'deleted'
 		AND ended_at <= clock_timestamp() - $1::interval
 		ORDER BY random() LIMIT $2)`, s.cfg.DeleteGrace, sweepBatch)
 	if err != nil {

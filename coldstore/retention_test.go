@@ -5,8 +5,14 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/rs/zerolog"
 
 	"github.com/koldproxy/koldproxy"
 	"github.com/koldproxy/koldproxy/coldstore"
@@ -159,5 +165,60 @@ func TestAnOldGenerationIsRefusedWhenItIsNotKnownAnyMore(t *testing.T) {
 	var client *koldproxy.Error
 	if !errors.As(err, &client) || client.Code != "72000" {
 		t.Errorf("got %v", err)
+	}
+}
+
+// looks counts the statements that a pool sends about segments.
+type looks struct{ n atomic.Int64 }
+
+func (l *looks) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(q.SQL, "layout") { // what only those ask for who want to compact
+		l.n.Add(1)
+	}
+	return ctx
+}
+
+func (*looks) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// TestAQuietTableIsNotLookedAt runs the chores again and again: the segments are read when something has changed, and not otherwise.
+func TestAQuietTableIsNotLookedAt(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	tab := f.messages("")
+	tab.put(1, "a")
+	tab.mustFlush(1, 1)
+	cfg, err := pgxpool.ParseConfig(f.pool.Config().ConnString())
+	ok(t, err)
+	l := &looks{}
+	cfg.ConnConfig.Tracer = l
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	ok(t, err)
+	defer pool.Close()
+	store, err := coldstore.New(pool, f.bucket, zerolog.Nop(), f.cfg)
+	ok(t, err)
+	chores := func() int64 {
+		t.Helper()
+		before := l.n.Load()
+		for range 3 {
+			_, err := store.RunJobs(t.Context())
+			ok(t, err)
+		}
+		return l.n.Load() - before
+	}
+	sweeps := int64(3) // each looks for deleted segments
+	if n := chores(); n != 1+sweeps {
+		t.Errorf("%d looks at first, want %d", n, 1+sweeps)
+	}
+	if n := chores(); n != sweeps {
+		t.Errorf("%d looks at a quiet table, want %d", n, sweeps)
+	}
+	f.exec("UPDATE koldstore.managed_table SET max_rows_per_file = max_rows_per_file + 1")
+	if n := chores(); n != 1+sweeps {
+		t.Errorf("%d looks after a change of settings, want %d", n, 1+sweeps)
+	}
+	tab.put(2, "b")
+	tab.mustFlush(1, 1)
+	if n := chores(); n != 1+sweeps {
+		t.Errorf("%d looks after a flush, want %d", n, 1+sweeps)
 	}
 }

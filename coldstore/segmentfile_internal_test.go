@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"fmt"
+	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -151,6 +153,73 @@ func TestAnyRowsOfAFileCanBeReadByOrdinal(t *testing.T) {
 	})
 }
 
+// TestNumbersOfAnySizeComeBack fills columns whose values hardly ever repeat, and which are therefore kept as differences: from
+// one end of the type to the other, with gaps, over several batches, pages and row groups.
+func TestNumbersOfAnySizeComeBack(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(1, 2))
+	l := testLayout
+	l.columns = append(slices.Clone(l.columns), column{Name: "n", Number: 9, Kind: kindInt4}, column{Name: "at", Number: 10, Kind: kindTimestamp})
+	value := func(bits int) string {
+		switch random.IntN(8) {
+		case 0:
+			return "null"
+		case 1:
+			return fmt.Sprint(int64(math.MinInt64) >> (64 - bits))
+		case 2:
+			return fmt.Sprint(int64(math.MaxInt64) >> (64 - bits))
+		}
+		return fmt.Sprint(int64(random.Uint64()) >> (64 - bits) >> random.IntN(bits))
+	}
+	var rows []mirrorRow
+	for i := range 40_000 {
+		id, n := value(64), value(32)
+		if i > 15_000 && i < 30_000 {
+			n = "null"
+		}
+		rows = append(rows, image(i+1, 1, fmt.Sprintf(`{"id": %s}`, id), fmt.Sprintf(`{"n": %s, "id": %s, "body": "%s"}`, n, id, value(60))))
+	}
+	f, _, _ := store(t, &l, rows, rowGroupLimits{rows: 25_000, bytes: 1 << 30})
+	for from := 0; from < len(rows); from += 1000 {
+		ordinals := make([]uint32, 1000)
+		for i := range ordinals {
+			ordinals[i] = uint32(from + i)
+		}
+		got, err := f.rows(t.Context(), ordinals, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range got {
+			if want := rows[from+i]; members(t, got[i].Image) != members(t, want.Image) || string(got[i].PK) != string(want.PK) {
+				t.Fatalf("row %d: %s, want %s", from+i, got[i].Image, want.Image)
+			}
+		}
+	}
+}
+
+// TestNullsAfterNumbers has a column of differences end at every place where a page might, with nothing but nulls behind it.
+func TestNullsAfterNumbers(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(3, 4))
+	for _, last := range []int{batchSize, pageRows, 2 * pageRows, sampleTimes * batchSize, 17 << 10, 18 << 10, 20 << 10} {
+		var rows []mirrorRow
+		for i := range 22 << 10 {
+			id := "null"
+			if i < last {
+				id = fmt.Sprint(random.Int64())
+			}
+			rows = append(rows, image(i+1, 1, fmt.Sprintf(`{"id": %s}`, id), fmt.Sprintf(`{"id": %s}`, id)))
+		}
+		f, _, _ := store(t, &testLayout, rows, rowGroupLimits{rows: 1 << 20, bytes: 1 << 30})
+		for _, i := range []int{0, last - 1, last, len(rows) - 1} {
+			got, err := f.rows(t.Context(), []uint32{uint32(i)}, false)
+			if err != nil || members(t, got[0].Image) != members(t, rows[i].Image) {
+				t.Fatalf("%d numbers: row %d: %v, %v", last, i, got, err)
+			}
+		}
+	}
+}
+
 func TestTheWriterRefusesRowsThatCannotBeRight(t *testing.T) {
 	t.Parallel()
 	good := image(5, 1, `{"id": 1}`, `{"id": 1}`)
@@ -181,12 +250,12 @@ func TestTheWriterRefusesRowsThatCannotBeRight(t *testing.T) {
 func TestFilesCarryPageIndexBloomFilterAndFieldIDs(t *testing.T) {
 	t.Parallel()
 	f, b, want := store(t, &testLayout, []mirrorRow{image(1, 1, `{"id": 1}`, `{"id": 1}`)}, rowGroupLimits{rows: 10, bytes: 1000})
-	chunk, err := f.footer.RowGroup(0).ColumnChunk(colHash)
+	chunk, err := f.footer.RowGroup(0).ColumnChunk(systemColumns)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if chunk.BloomFilterOffset() <= 0 {
-		t.Error("no Bloom filter on the key hash")
+		t.Error("no Bloom filter on the key")
 	}
 	if err := f.with(t.Context(), func(r *file.Reader) error {
 		index, err := r.GetPageIndexReader().RowGroup(0)

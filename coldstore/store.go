@@ -2,6 +2,7 @@ package coldstore
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"time"
 
@@ -27,7 +28,38 @@ type Store struct {
 	requeue  bool                 // jobs may be left that say running and belong to nobody
 	policyAt time.Time            // when to look at the policies next
 	retryAt  map[uint32]time.Time // tables whose flush failed, and when an automatic one is tried again
+	settled  map[chore]any        // what a table was like when there was nothing to do for it
 }
+
+// chore is a kind of work for a table.
+type chore struct {
+	kind  string
+	table uint32
+}
+
+// isSettled says whether a table is still as it was when there was nothing to do for it.
+func (s *Store) isSettled(c chore, state any) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.settled[c] == state
+}
+
+// settle notes that there is nothing to do for a table in a state, which must be comparable.
+func (s *Store) settle(c chore, state any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settled[c] = state
+}
+
+// forgetSettled lets go of tables that are not there any more.
+func (s *Store) forgetSettled(there func(table uint32) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.settled, func(c chore, _ any) bool { return !there(c.table) })
+}
+
+// period is the time in steps of the PolicyInterval: how often it is worth looking again at what changes with time alone.
+func (s *Store) period() int64 { return s.cfg.Now().UnixNano() / int64(s.cfg.PolicyInterval) }
 
 // New makes the store of the database that pool connects to. The role must own schema koldstore (the one that ran the
 // migrations). The pool needs three connections more than there are Flushers; where users may create functions, its sessions need search_path =
@@ -43,7 +75,7 @@ func New(pool *pgxpool.Pool, bucket Bucket, log zerolog.Logger, cfg Config) (*St
 	return &Store{
 		pool: pool, bucket: bucket, log: log, cfg: cfg, metrics: m, cache: newCache(cfg.CacheBytes, m.cacheBytes),
 		running: map[uuid.UUID]*job{}, writing: map[uuid.UUID]bool{}, requeue: true, retryAt: map[uint32]time.Time{},
-		storages: storages{open: map[string]openStorage{}},
+		settled: map[chore]any{}, storages: storages{open: map[string]openStorage{}},
 	}, nil
 }
 

@@ -155,8 +155,11 @@ type codec interface {
 	// add appends a raw value unless its typed form would be rendered differently; then it appends nothing and says so.
 	add(raw []byte) bool
 	addNull()
-	// write hands everything that was added to a file and begins anew.
-	write(w any) error
+	// write hands everything that was added to a file, whose pages p keeps account of; reset begins anew.
+	write(w any, p *page) error
+	reset()
+	// distinct says how many different values were added, and how many at all.
+	distinct() (different, all int)
 	// read replaces everything by the next n values of a file.
 	read(r any, n int) error
 	// render appends the raw form of value i, or nothing if it is null.
@@ -173,19 +176,20 @@ func (c *column) codec() (codec, error) {
 	case kindInt8:
 		return &typed[int64]{quick: quickInt[int64](math.MaxInt64), parse: parseInt[int64](64), format: formatInt[int64]}, nil
 	case kindFloat4:
-		return &typed[float32]{parse: parseFloat[float32](32), format: formatFloat[float32](32)}, nil
+		return &typed[float32]{quick: quickFloat(6, powers32), parse: parseFloat[float32](32), format: formatFloat[float32](32)}, nil
 	case kindFloat8:
-		return &typed[float64]{parse: parseFloat[float64](64), format: formatFloat[float64](64)}, nil
+		return &typed[float64]{quick: quickFloat(15, powers64), parse: parseFloat[float64](64), format: formatFloat[float64](64)}, nil
 	case kindDecimal:
 		return c.decimalCodec(), nil
 	case kindDate:
-		return &typed[int32]{parse: inQuotes(dateToDays), format: quoted(appendDays)}, nil
+		return &typed[int32]{quick: quickDays, parse: inQuotes(dateToDays), format: quoted(appendDays)}, nil
 	case kindTimestamp, kindTimestampTZ:
 		zone := ""
 		if c.Kind == kindTimestampTZ {
 			zone = "+00:00" // the applier writes images in UTC
 		}
 		return &typed[int64]{
+			quick:  quickMicros(zone),
 			parse:  inQuotes(func(s string) (int64, bool) { return timestampToMicros(s, zone) }),
 			format: quoted(func(dst []byte, v int64) []byte { return appendMicros(dst, v, zone) }),
 		}, nil

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/apache/arrow-go/v18/parquet"
 	"pgregory.net/rapid"
 )
 
@@ -140,4 +141,48 @@ func FuzzEachMember(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestWhatIsReadQuicklyIsWrittenTheSame draws values that look plain and compares the quick readers with the careful ones.
+func TestWhatIsReadQuicklyIsWrittenTheSame(t *testing.T) {
+	t.Parallel()
+	const number, day, clock = `-?[0-9]{1,17}(\.[0-9]{1,7})?`, `[0-9]{4}-[01][0-9]-[0-3][0-9]`, `T[0-2][0-9]:[0-6][0-9]:[0-6][0-9](\.[0-9]{1,7})?`
+	for k, pattern := range map[kind]string{
+		kindInt4: number, kindInt8: number, kindFloat4: number, kindFloat8: number, kindDecimal: number, kindDate: `"` + day + `"`,
+		kindTimestamp: `"` + day + clock + `"`, kindTimestampTZ: `"` + day + clock + `\+00:00"`, kindText: `"[ -~é]{0,4}"`,
+	} {
+		t.Run(string(k), func(t *testing.T) {
+			t.Parallel()
+			c, err := (&column{Name: "c", Kind: k, Precision: 9, Scale: 2}).codec()
+			if err != nil {
+				t.Fatal(err)
+			}
+			rapid.Check(t, func(t *rapid.T) {
+				raw := rapid.StringMatching(pattern).Draw(t, "raw")
+				switch c := c.(type) {
+				case *typed[int32]:
+					quickly(t, c, raw)
+				case *typed[int64]:
+					quickly(t, c, raw)
+				case *typed[float32]:
+					quickly(t, c, raw)
+				case *typed[float64]:
+					quickly(t, c, raw)
+				case *typed[parquet.ByteArray]:
+					quickly(t, c, raw)
+				}
+			})
+		})
+	}
+}
+
+func quickly[T any](t *rapid.T, c *typed[T], raw string) {
+	v, ok := c.quick([]byte(raw))
+	if !ok {
+		return // left to the careful reader
+	}
+	careful, ok := c.parse([]byte(raw))
+	if back := string(c.format(nil, v)); !ok || back != raw || string(c.format(nil, careful)) != raw {
+		t.Fatalf("%s is read as %v, which is written %s (carefully read: %v)", raw, v, back, careful)
+	}
 }

@@ -7,28 +7,22 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/apache/arrow-go/v18/parquet"
-	"github.com/apache/arrow-go/v18/parquet/file"
-
 	"github.com/koldproxy/koldproxy"
 )
 
-// segmentWriter turns rows into a segment file. It holds one row group in memory, never more.
+// segmentWriter turns rows into a segment file. It takes rows apart into batches of typed columns, of which it holds three at most; the
+// encoder does the rest. Whoever makes one calls close or stop.
 type segmentWriter struct {
 	layout  *layout
 	byName  map[string]int // column by name
 	keys    map[string]int // key column by name
 	to      io.Writer
-	out     *file.Writer // begun with the first row group
+	encoder *encoder // begun with the first full batch
 	limits  rowGroupLimits
 	summary summary
 
-	seq, hash  typed[int64]
-	op         typed[int32]
-	exact      typed[parquet.ByteArray]
-	missing    typed[parquet.ByteArray]
-	key        typed[parquet.ByteArray]
-	columns    []codec
+	batch      *batch
+	batchBytes int64
 	groupRows  int
 	groupBytes int64
 	groups     int
@@ -58,39 +52,19 @@ func newSegmentWriter(w io.Writer, l *layout, limits rowGroupLimits) (*segmentWr
 	sw := &segmentWriter{
 		layout: l, to: w, limits: limits,
 		byName: make(map[string]int, len(l.columns)), keys: make(map[string]int, len(l.key)),
-		seq: typed[int64]{required: true}, op: typed[int32]{required: true}, hash: typed[int64]{required: true},
 		values: make([][]byte, len(l.columns)), keyValues: make([][]byte, len(l.key)),
 	}
+	var err error
+	if sw.batch, err = newBatch(l); err != nil {
+		return nil, err
+	}
 	for i := range l.columns {
-		c, err := l.columns[i].codec()
-		if err != nil {
-			return nil, err
-		}
-		sw.columns = append(sw.columns, c)
 		sw.byName[l.columns[i].Name] = i
 	}
 	for i, name := range l.key {
 		sw.keys[name] = i
 	}
 	return sw, nil
-}
-
-// begin opens the file when its first row group is full, or the last one: how many rows that has is how large Bloom filters have to be.
-func (w *segmentWriter) begin() error {
-	root, err := w.layout.schema()
-	if err != nil {
-		return err
-	}
-	meta, err := w.layout.metadata()
-	if err != nil {
-		return err
-	}
-	// Only Write is passed on: closing the file, and syncing it, stays with its owner.
-	w.out, err = file.NewParquetWriterWithError(struct{ io.Writer }{w.to}, root, file.WithWriterProps(properties(w.groupRows)), file.WithWriteMetadata(meta))
-	if err != nil {
-		return fmt.Errorf("begin segment file: %w", err)
-	}
-	return nil
 }
 
 // full says whether the file has to be closed although there are more rows.
@@ -112,74 +86,107 @@ func (w *segmentWriter) add(row *mirrorRow) error {
 		return fmt.Errorf("row with seq %d: %w", row.Seq, err)
 	}
 	tombstone := row.Op == koldproxy.OpDelete
-	w.seq.values = append(w.seq.values, int64(row.Seq))
-	w.op.values = append(w.op.values, int32(row.Op))
-	w.hash.values = append(w.hash.values, row.hash)
+	b := w.batch
+	b.seq.values = append(b.seq.values, int64(row.Seq))
+	b.op.values = append(b.op.values, int32(row.Op))
+	b.hash.values = append(b.hash.values, row.hash)
 	var missing []string
 	for i, value := range w.values {
-		name := w.layout.columns[i].Name
 		switch {
 		case value == nil && !tombstone:
-			missing = append(missing, name)
-			w.columns[i].addNull()
+			missing = append(missing, w.layout.columns[i].Name)
+			b.columns[i].addNull()
 		case value == nil || string(value) == "null":
-			w.columns[i].addNull()
-		case !w.columns[i].add(value):
-			w.columns[i].addNull()
-			w.exactRow.add(appendString(nil, name), value)
+			b.columns[i].addNull()
+		case !b.columns[i].add(value):
+			b.columns[i].addNull()
+			w.exactRow.add(appendString(nil, w.layout.columns[i].Name), value)
 		}
 	}
 	for _, m := range w.extras {
 		w.exactRow.add(append(append([]byte{'"'}, m.key...), '"'), m.value)
 	}
-	addOptional(&w.exact, w.exactRow.buf, func() []byte { return w.exactRow.finish() })
-	if err := w.addMissing(missing); err != nil {
+	if len(w.exactRow.buf) == 0 {
+		b.exact.addNull()
+	} else {
+		b.exact.addValue(w.exactRow.finish())
+	}
+	if err := b.addMissing(missing); err != nil {
 		return err
 	}
 	if w.keyFollows(tombstone) {
-		w.key.addNull()
+		b.key.addNull()
 	} else {
-		w.key.values, w.key.levels = append(w.key.values, bytes.Clone(row.PK)), append(w.key.levels, 1)
+		b.key.addValue(bytes.Clone(row.PK))
 	}
+	w.count(row)
+	return w.send()
+}
 
+// count notes what the catalog will know of a row.
+func (w *segmentWriter) count(row *mirrorRow) {
 	if w.summary.rows == 0 {
 		w.summary.minSeq = row.Seq
 	}
 	w.summary.maxSeq = row.Seq
 	w.summary.rows++
-	if tombstone {
+	if row.Op == koldproxy.OpDelete {
 		w.summary.tombstones++
 	}
 	w.summary.hashes = append(w.summary.hashes, row.hash)
 	w.summary.seqs = append(w.summary.seqs, row.Seq)
 	size := int64(len(row.Image) + len(row.PK) + 32)
+	w.batchBytes += size
 	w.groupRows++
 	w.groupBytes += size
 	w.rawBytes += size
-	if w.groupRows >= w.limits.rows || w.groupBytes >= w.limits.bytes {
-		return w.closeGroup()
-	}
-	return nil
 }
 
-func addOptional(c *typed[parquet.ByteArray], present []byte, value func() []byte) {
-	if len(present) == 0 {
-		c.addNull()
-		return
+const (
+	batchBytes = 2 << 20
+	batchSize  = 4 << 10
+	// sampleTimes is how much larger the first batch is, from which encodings are chosen.
+	sampleTimes = 4
+)
+
+// send hands the batch to the encoder if it is full, or the last one of its row group.
+func (w *segmentWriter) send() error {
+	w.batch.endsGroup = w.groupRows >= w.limits.rows || w.groupBytes >= w.limits.bytes
+	times := 1
+	if w.encoder == nil {
+		times = sampleTimes
 	}
-	c.values, c.levels = append(c.values, value()), append(c.levels, 1)
+	if !w.batch.endsGroup && w.batch.rows() < times*batchSize && w.batchBytes < int64(times)*batchBytes {
+		return nil
+	}
+	return w.flush()
 }
 
-func (w *segmentWriter) addMissing(names []string) error {
+func (w *segmentWriter) flush() (err error) {
+	if w.batch.endsGroup {
+		w.groupRows, w.groupBytes = 0, 0
+		w.groups++
+	}
+	w.batchBytes = 0
+	if w.encoder == nil {
+		if w.encoder, err = startEncoder(w.to, w.layout); err != nil {
+			return err
+		}
+	}
+	w.batch, err = w.encoder.swap(w.batch)
+	return err
+}
+
+func (b *batch) addMissing(names []string) error {
 	if names == nil {
-		w.missing.addNull()
+		b.missing.addNull()
 		return nil
 	}
 	list, err := json.Marshal(names)
 	if err != nil {
 		return err
 	}
-	w.missing.values, w.missing.levels = append(w.missing.values, list), append(w.missing.levels, 1)
+	b.missing.addValue(list)
 	return nil
 }
 
@@ -273,47 +280,26 @@ func (m *memberOrder) find(key []byte, byName map[string]int) (i int, ok bool) {
 	return i, true
 }
 
-func (w *segmentWriter) closeGroup() (err error) {
-	if w.groupRows == 0 {
-		return nil
-	}
-	if w.out == nil {
-		if err := w.begin(); err != nil {
-			return err
-		}
-	}
-	group, err := w.out.AppendRowGroupChecked()
-	if err != nil {
-		return fmt.Errorf("begin row group: %w", err)
-	}
-	system := []codec{&w.seq, &w.op, &w.hash, &w.exact, &w.missing, &w.key}
-	for i, c := range append(system, w.columns...) {
-		chunk, err := group.NextColumn()
-		if err != nil {
-			return fmt.Errorf("begin column %d: %w", i, err)
-		}
-		if err := c.write(chunk); err != nil {
-			return fmt.Errorf("write column %d: %w", i, err)
-		}
-	}
-	if err := group.Close(); err != nil {
-		return fmt.Errorf("close row group: %w", err)
-	}
-	w.groupRows, w.groupBytes = 0, 0
-	w.groups++
-	return nil
-}
-
 // close writes what is left and the footer. The file is complete after it returns nil.
 func (w *segmentWriter) close() (summary, error) {
-	if err := w.closeGroup(); err != nil {
-		return summary{}, err
+	if w.groupRows > 0 {
+		w.batch.endsGroup = true
+		if err := w.flush(); err != nil {
+			return summary{}, err
+		}
 	}
-	if w.out == nil { // no rows: no file
+	if w.encoder == nil { // no rows: no file
 		return w.summary, nil
 	}
-	if err := w.out.Close(); err != nil {
-		return summary{}, fmt.Errorf("close segment file: %w", err)
+	if err := w.encoder.finish(true); err != nil {
+		return summary{}, err
 	}
 	return w.summary, nil
+}
+
+// stop gives the file up unless it is closed.
+func (w *segmentWriter) stop() {
+	if w.encoder != nil {
+		_ = w.encoder.finish(false) // of a file that nobody wants
+	}
 }

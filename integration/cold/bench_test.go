@@ -11,10 +11,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/koldproxy/koldproxy"
 	"github.com/koldproxy/koldproxy/coldstore"
@@ -60,7 +62,6 @@ func wide() (definition, rows string) {
 
 // BenchmarkCold measures flushes, sizes and reading. `make bench-cold` runs it once; what it prints is for docs/benchmarks.md.
 func BenchmarkCold(b *testing.B) {
-	db := duckDB(b)
 	wideDefinition, wideRows := wide()
 	for _, kind := range []struct{ name, definition, rows string }{{"narrow", narrow, narrowRows}, {"wide", wideDefinition, wideRows}} {
 		for n := range strings.SplitSeq(*benchSegments, ",") {
@@ -78,15 +79,17 @@ func BenchmarkCold(b *testing.B) {
 				ok(b, f.pool.QueryRow(f.ctx, "SELECT pg_total_relation_size(mirror_oid) FROM koldstore.managed_table WHERE table_oid = $1", tab.oid).Scan(&mirrorBytes))
 				debug.FreeOSMemory()
 				resetPeak()
-				begin := time.Now()
+				before := peakMB()
+				begin, own, server := time.Now(), ownCPU(), f.serverCPU()
 				tab.mustFlush()
 				took := time.Since(begin).Seconds()
+				own, server = ownCPU()-own, f.serverCPU()-server
 				peak := peakMB()
 				var size, raw int64
 				ok(b, f.pool.QueryRow(f.ctx, "SELECT sum(size_bytes), sum(octet_length(key_hashes)) FROM koldstore.segment WHERE state = 'active'").Scan(&size, &raw))
-				duck := duckSize(b, db, tab)
-				fmt.Printf("flush %-7s %3d segments: %7.0f rows/s %6.1f MB/s (mirror), peak RSS %4.0f MB, %6.1f bytes/row, DuckDB %6.1f, ratio %.3f, hot+cold %.1f%% of the mirror\n",
-					kind.name, segments, float64(*benchRows)/took, float64(mirrorBytes)/took/1e6, peak, float64(size)/float64(*benchRows), float64(duck)/float64(*benchRows),
+				duck := duckSize(b, duckDB(b), tab)
+				fmt.Printf("flush %-7s %3d segments: %7.0f rows/s %6.1f MB/s (mirror), CPU %.1f + %.1f µs/row (koldproxy, server), peak RSS %4.0f MB (%.0f before), %6.1f bytes/row, DuckDB %6.1f, ratio %.3f, hot+cold %.1f%% of the mirror\n",
+					kind.name, segments, float64(*benchRows)/took, float64(mirrorBytes)/took/1e6, own*1e6/float64(*benchRows), server*1e6/float64(*benchRows), peak, before, float64(size)/float64(*benchRows), float64(duck)/float64(*benchRows),
 					float64(size)/float64(duck), 100*float64(size+raw)/float64(mirrorBytes))
 				tab.reading("all alive")
 				if kind.name == "narrow" {
@@ -139,6 +142,33 @@ func (t *table) reading(state string) {
 	slices.Sort(times)
 	fmt.Printf("  %-30s drain %7.0f rows/s, random cold page of 1000: p50 %5.1f ms, p99 %5.1f ms (%d segments)\n", state, drain,
 		times[len(times)/2].Seconds()*1000, times[len(times)*99/100].Seconds()*1000, len(infos))
+}
+
+// ownCPU is how many seconds of processor time this process has had.
+func ownCPU() float64 {
+	var u syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds()
+}
+
+// serverCPU is how many seconds the database's backends have had that are there now; 0 where the system does not say.
+func (f *fixture) serverCPU() (seconds float64) {
+	rows, err := f.pool.Query(f.ctx, "SELECT pid FROM pg_stat_activity WHERE datname = current_database()")
+	ok(f, err)
+	pids, err := pgx.CollectRows(rows, pgx.RowTo[int32])
+	ok(f, err)
+	for _, pid := range pids {
+		stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		if fields := strings.Fields(rest); len(fields) > 12 {
+			user, _ := strconv.ParseFloat(fields[11], 64)
+			system, _ := strconv.ParseFloat(fields[12], 64)
+			seconds += (user + system) / 100 // clock ticks
+		}
+	}
+	return seconds
 }
 
 // resetPeak makes the kernel count the peak of memory anew.
