@@ -1,11 +1,14 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"regexp"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/koldproxy/koldproxy/rewrite"
 )
 
 // DemandNames may be implemented by a [Fulfiller]. DemandNames lists the views, functions and tables of a database whose use
@@ -18,8 +21,8 @@ type DemandNames interface {
 const (
 	namesAge     = 10 * time.Second // how old the names of a database may become before they are asked for again
 	namesTimeout = 2 * time.Second  // how long a session waits for the first ones
-	learnedAge   = time.Hour        // how long a name is remembered that the catalog does not have
-	maxLearned   = 1000
+	namesPause   = time.Second      // how long the catalog is left alone however much is created
+	maxLearned   = 1000             // names that a session has created and the catalog may not have yet
 )
 
 // asking knows the names of each database. Its zero value is ready.
@@ -31,9 +34,8 @@ type asking struct {
 type databaseNames struct {
 	mu       sync.Mutex
 	set      nameSet
-	catalog  []string
-	learned  map[string]time.Time // by text that went by
 	asked    time.Time
+	outdated bool // somebody has created something since
 	inFlight bool
 }
 
@@ -45,7 +47,7 @@ func (a *asking) database(name string) *databaseNames {
 	}
 	d := a.of[name]
 	if d == nil {
-		d = &databaseNames{learned: map[string]time.Time{}}
+		d = &databaseNames{}
 		a.of[name] = d
 	}
 	return d
@@ -55,13 +57,17 @@ func (a *asking) database(name string) *databaseNames {
 func (d *databaseNames) current(now time.Time) (set nameSet, stale bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	stale = !d.inFlight && now.Sub(d.asked) > namesAge
+	age := now.Sub(d.asked)
+	stale = !d.inFlight && (age > namesAge || d.outdated && age > namesPause)
 	d.inFlight = d.inFlight || stale
 	return d.set, stale
 }
 
 // renew asks for the names. Names stay as they are when nobody knows.
 func (d *databaseNames) renew(ctx context.Context, source DemandNames, database string) error {
+	d.mu.Lock()
+	d.outdated = false
+	d.mu.Unlock()
 	found, err := source.DemandNames(ctx, database)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -69,45 +75,33 @@ func (d *databaseNames) renew(ctx context.Context, source DemandNames, database 
 	if err != nil {
 		return err
 	}
-	d.catalog = found
-	for name, at := range d.learned {
-		if time.Since(at) > learnedAge {
-			delete(d.learned, name)
-		}
+	d.set = nameSet{}
+	for _, n := range found {
+		d.set.add(n)
 	}
-	d.build()
 	return nil
 }
 
-// learn adds a name at once, for the statements that come before the catalog is asked again.
-func (d *databaseNames) learn(name string) {
+// outdate has the names asked for again soon.
+func (d *databaseNames) outdate() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if len(d.learned) >= maxLearned {
-		clear(d.learned)
-	}
-	d.learned[strings.ToLower(name)] = time.Now()
-	d.asked = time.Time{}
-	d.build()
+	d.outdated = true
 }
 
-func (d *databaseNames) build() {
-	set := nameSet{}
-	for _, n := range d.catalog {
-		set.add(strings.ToLower(n))
-	}
-	for n := range d.learned {
-		set.add(n)
-	}
-	d.set = set
-}
+// nameSet finds names in a text; nil has none. Those of catalogs are immutable once in use.
+type nameSet map[byte][]nameOf
 
-// nameSet finds names in a text; nil has none. It is immutable once in use.
-type nameSet map[byte][]string
+// nameOf is a name in lower case. One that is a keyword counts only where it must be a name: in quotes, or behind a dot. Who
+// creates something called "select" is not to slow down every query.
+type nameOf struct {
+	name    string
+	keyword bool
+}
 
 func (s nameSet) add(name string) {
-	if name != "" {
-		s[name[0]] = append(s[name[0]], name)
+	if name = strings.ToLower(name); name != "" {
+		s[name[0]] = append(s[name[0]], nameOf{name, rewrite.IsKeyword(name)})
 	}
 }
 
@@ -131,14 +125,21 @@ func (s nameSet) in(text []byte) bool {
 		if c >= 'A' && c <= 'Z' {
 			c |= 0x20
 		}
-		for _, name := range s[c] {
-			end := i + len(name)
-			if end <= len(text) && (end == len(text) || !isNameByte(text[end])) && strings.EqualFold(string(text[i:end]), name) {
+		for _, n := range s[c] {
+			end := i + len(n.name)
+			if end <= len(text) && (end == len(text) || !isNameByte(text[end])) && strings.EqualFold(string(text[i:end]), n.name) &&
+				(!n.keyword || isNamePlace(text[:i])) {
 				return true
 			}
 		}
 	}
 	return false
+}
+
+// isNamePlace says whether what follows a text cannot be a keyword.
+func isNamePlace(before []byte) bool {
+	before = bytes.TrimRight(before, " \t\r\n\f\v")
+	return len(before) > 0 && (before[len(before)-1] == '"' || before[len(before)-1] == '.')
 }
 
 func isNameByte(c byte) bool {
@@ -170,6 +171,9 @@ func (s *session) prime(ctx context.Context) {
 	if d == nil {
 		return
 	}
+	s.mu.Lock()
+	s.tracker.onCreate = d.outdate
+	s.mu.Unlock()
 	if _, stale := d.current(time.Now()); stale {
 		ctx, stop := context.WithTimeout(ctx, namesTimeout)
 		defer stop()
@@ -189,6 +193,9 @@ func (s *session) asks(sql []byte) bool {
 	if d == nil {
 		return false
 	}
+	s.mu.Lock()
+	own := s.tracker.created.in(sql)
+	s.mu.Unlock()
 	set, stale := d.current(time.Now())
 	if stale {
 		s.renewing.Go(func() {
@@ -198,20 +205,32 @@ func (s *session) asks(sql []byte) bool {
 			s.renewNames(ctx, d)
 		})
 	}
-	return set.in(sql)
+	return own || set.in(sql)
 }
 
-// learn notes what a text creates that mentions a demand.
-func (s *session) learn(sql string) {
-	d := s.names
-	if d == nil {
-		return
-	}
+// namesCreated finds what a text creates that may hide a call.
+func namesCreated(sql string) (list []string) {
 	for _, m := range created.FindAllStringSubmatch(sql, -1) {
 		name := m[1]
 		if name[0] == '"' {
 			name = strings.ReplaceAll(name[1:len(name)-1], `""`, `"`)
 		}
-		d.learn(name)
+		list = append(list, name)
+	}
+	return list
+}
+
+// learn adds what was created to the names of the session, for its statements that come before the catalog is asked again.
+func (t *tracker) learn(list []string) {
+	if t.created == nil {
+		t.created = nameSet{}
+	}
+	for _, name := range list {
+		if t.learned++; t.learned <= maxLearned {
+			t.created.add(name)
+		}
+	}
+	if t.onCreate != nil {
+		t.onCreate()
 	}
 }

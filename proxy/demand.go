@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/koldproxy/koldproxy"
+	"github.com/koldproxy/koldproxy/rewrite"
 )
 
 // maxRounds bounds how often one statement may demand something.
@@ -28,7 +30,7 @@ const (
 type conversation struct {
 	session *session
 	hold    hold
-	kind    byte // Query or Execute
+	kind    byte // Query, Bind (the planner calls functions, too) or Execute
 	message []byte
 	detail  *detail
 
@@ -40,6 +42,10 @@ type conversation struct {
 	proven bool   // the cursor that the statement declares has been read to its end
 	gone   bool   // the statement has ended the savepoint, or what it did stays whatever happens
 	before []byte // what was held ahead of the answer of the statement when it failed first
+
+	plain  bool      // the statement turned out to be one that demands nothing
+	unseen bool      // the client has got nothing yet of the answers to the batch
+	began  time.Time // when the statement was run first
 }
 
 // page is a sealed answer to a demand.
@@ -48,7 +54,13 @@ type page struct {
 	sealed []byte
 }
 
-// runDemanding sends a Query or an Execute that may demand something and sees to it that the demand is met. It returns
+// planned are the pages that planning a portal's statement has taken; executing it will take them again.
+type planned struct {
+	portal string
+	pages  []page
+}
+
+// runDemanding sends a Query, a Bind or an Execute that may demand something and sees to it that the demand is met. It returns
 // when the answer is with the client.
 func (s *session) runDemanding(ctx context.Context, kind byte, m looked) (err error) {
 	if err := s.takeover(); err != nil {
@@ -92,7 +104,16 @@ func (c *conversation) one(ctx context.Context, cancel context.CancelCauseFunc) 
 	if err := c.settle(); err != nil {
 		return err
 	}
-	if c.choose(); c.way != wayBatch {
+	c.began = time.Now()
+	c.choose()
+	if c.plain && c.unseen { // the batch goes on
+		c.way = wayBatch
+		if err := c.session.expect(c.kind, c.detail); err != nil {
+			return err
+		}
+		return c.session.toServer(c.message)
+	}
+	if c.way != wayBatch {
 		if err := c.hold.flush(); err != nil { // what was said before it stays
 			return err
 		}
@@ -137,7 +158,7 @@ func (c *conversation) follow() (more bool, err error) {
 		kind := message[0]
 		s.front.r += len(message)
 		if m.care {
-			c.message, c.detail = m.rewritten, m.detail
+			c.kind, c.message, c.detail = kind, m.rewritten, m.detail
 			return true, s.toServer(out)
 		}
 		if err := s.expect(kind, m.detail); err != nil {
@@ -152,12 +173,17 @@ func (c *conversation) follow() (more bool, err error) {
 func (c *conversation) settle() error {
 	s := c.session
 	s.mu.Lock()
-	held := c.kind == msgExecute && s.batch.whole() && s.backRest == 0 && !c.hold.open && (!s.tracker.answered || c.way == wayBatch)
+	c.unseen = c.kind != msgQuery && s.batch.whole() && s.backRest == 0 && !c.hold.open && (!s.tracker.answered || c.way == wayBatch)
 	s.mu.Unlock()
+	if !c.unseen { // what was held is in front of what comes now
+		if err := c.hold.flush(); err != nil {
+			return err
+		}
+	}
 	flushed := false
 	for {
 		write, stops := s.toClient, "Z"
-		if held {
+		if c.unseen {
 			write = c.hold.write
 		}
 		ev, err := s.relayServer(write, stops)
@@ -171,7 +197,7 @@ func (c *conversation) settle() error {
 			if err := s.toClient(ev.message); err != nil {
 				return err
 			}
-			held = c.kind == msgExecute && s.batch.whole() && !c.hold.open
+			c.unseen = c.kind != msgQuery && s.batch.whole() && !c.hold.open
 			continue
 		}
 		s.mu.Lock()
@@ -198,7 +224,7 @@ func (c *conversation) choose() {
 	s := c.session
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c.way, c.text, c.proven, c.gone, c.before = wayNone, c.detail.text, false, false, nil
+	c.way, c.text, c.plain, c.proven, c.gone, c.before = wayNone, c.detail.text, false, false, false, nil
 	t := s.tracker
 	if t.block == 'I' && t.executes == 0 {
 		s.pinned = nil
@@ -207,9 +233,16 @@ func (c *conversation) choose() {
 		return
 	}
 	binds := 0
-	if c.kind == msgExecute {
+	var pages []page
+	switch c.kind {
+	case msgBind:
+		c.text = t.statements[c.detail.source]
+		if c.plain = c.text == nil || !c.text.mayDemand; c.plain || c.detail.bind == nil {
+			return
+		}
+	case msgExecute:
 		p := t.portals[c.detail.name]
-		if p == nil {
+		if c.plain = p == nil || !p.text.care(); c.plain {
 			return
 		}
 		c.text = p.text
@@ -217,6 +250,9 @@ func (c *conversation) choose() {
 			return
 		}
 		c.bind, c.source, binds = p.bind, names(msgBind, p.bind[headerLen:]).source, 1
+		if s.planned.portal == c.detail.name {
+			pages = s.planned.pages
+		}
 	}
 	if !c.text.mayDemand || c.text.ownWay {
 		return
@@ -224,11 +260,14 @@ func (c *conversation) choose() {
 	switch {
 	case t.block == 'T' && !c.text.noPoint:
 		c.way = waySaved
-	case t.block != 'I' || c.text.alone && (c.kind == msgQuery || t.executes == 0):
-	case c.kind == msgExecute && s.batch.whole() && !c.hold.open && len(c.hold.held) > 0:
+	case t.block != 'I' || c.text.alone:
+	case c.unseen && !c.hold.open && !t.lasts:
 		c.way = wayBatch
 	case t.executes == 0 && t.binds == binds: // nothing else in the implicit transaction, which a failure takes along
 		c.way = wayAlone
+	}
+	if c.way == waySaved || c.way == wayAlone {
+		c.staged, s.planned = pages, planned{}
 	}
 }
 
@@ -238,7 +277,7 @@ func (c *conversation) withStats() (done bool, err error) {
 	s.mu.Lock()
 	blocked := s.tracker.skipping || s.tracker.copying || s.tracker.block == 'E'
 	s.mu.Unlock()
-	if c.text == nil || !c.text.stats || blocked {
+	if c.kind == msgBind || c.text == nil || !c.text.stats || blocked {
 		return false, nil
 	}
 	var st step
@@ -278,18 +317,16 @@ func (c *conversation) attempt(round int) (outcome, error) {
 	if stages {
 		st.stage(c.pages())
 	}
-	if round > 0 && c.kind == msgExecute {
-		if c.way == wayBatch {
-			var closed string
-			own, closed = c.session.batch.again(nil)
-			st.answers += closed
-		} else {
-			st.messages = append(appendClose(st.messages, 'P', c.detail.name), c.bind...)
-			st.answers += "32"
-		}
+	if round > 0 && c.way == wayBatch {
+		var closed string
+		own, closed = c.session.batch.again(nil)
+		st.answers += closed
+	} else if round > 0 && c.kind == msgExecute {
+		st.messages = append(appendClose(st.messages, 'P', c.detail.name), c.bind...)
+		st.answers += "32"
 	}
 	st.messages = append(st.messages, own...)
-	if c.kind == msgExecute {
+	if c.kind != msgQuery {
 		st.flush()
 	}
 	if err := c.session.toServer(st.messages); err != nil {
@@ -300,13 +337,16 @@ func (c *conversation) attempt(round int) (outcome, error) {
 	case err != nil:
 		return outcome{}, err
 	case failed != nil:
+		if demand, ok := c.demanded(failed, round); ok { // it is planned once more
+			return outcome{failed: failed, demand: demand, skipping: true}, nil
+		}
 		return outcome{done: true}, c.fail(failed, true)
 	}
 	c.expected(round, len(lead))
 	if c.kind == msgQuery {
 		return c.queryOutcome(round)
 	}
-	return c.executeOutcome(round)
+	return c.extendedOutcome(round)
 }
 
 // lead is the statement that goes in front of a Query outside of a transaction block when it is repeated. PostgreSQL runs
@@ -360,11 +400,17 @@ func (c *conversation) expected(round, lead int) {
 	s.tracker.sent(c.kind, d)
 }
 
-// barriers are the tags of statements behind which nothing can be repeated: what was before them stays, or the savepoint is
-// gone. ROLLBACK and RELEASE are the tags of those that go to a savepoint, too.
-var barriers = []string{
-	"COMMIT", "ROLLBACK", "RELEASE", "PREPARE TRANSACTION", "COMMIT PREPARED", "ROLLBACK PREPARED",
-	"PREPARE", "DEALLOCATE", "DEALLOCATE ALL", "DISCARD ALL", "DISCARD PLANS", "DISCARD SEQUENCES", "DISCARD TEMP",
+// isBarrier says whether nothing can be repeated behind a statement with this tag: what was before it stays, or the savepoint
+// is gone. ROLLBACK and RELEASE are the tags of those that go to a savepoint, too.
+func (t *text) isBarrier(tag string) bool {
+	switch tag {
+	case "ROLLBACK", "RELEASE":
+		return t.savepoints == rewrite.SavepointsOfOthers
+	case "COMMIT", "PREPARE TRANSACTION", "COMMIT PREPARED", "ROLLBACK PREPARED", "PREPARE", "DEALLOCATE", "DEALLOCATE ALL",
+		"DISCARD ALL", "DISCARD PLANS", "DISCARD SEQUENCES", "DISCARD TEMP":
+		return true
+	}
+	return false
 }
 
 // queryOutcome follows the answer of a Query up to ReadyForQuery.
@@ -382,7 +428,7 @@ func (c *conversation) queryOutcome(round int) (outcome, error) {
 				led = false
 				continue
 			}
-			c.gone = c.gone || ev.message == nil || slices.Contains(barriers, string(bytes.TrimRight(ev.message[headerLen:], "\x00")))
+			c.gone = c.gone || ev.message == nil || c.text.isBarrier(string(bytes.TrimRight(ev.message[headerLen:], "\x00")))
 			err = c.hold.write(ev.message)
 		case msgError:
 			if demand, ok := c.demanded(ev.message, round); ok {
@@ -411,11 +457,14 @@ func (c *conversation) queryOutcome(round int) (outcome, error) {
 	}
 }
 
-// executeOutcome follows the answer of an Execute until it is complete, suspended or failed.
-func (c *conversation) executeOutcome(round int) (outcome, error) {
+// extendedOutcome follows the answer of a Bind or an Execute until it is complete, suspended or failed.
+func (c *conversation) extendedOutcome(round int) (outcome, error) {
 	ends := "ECsIGW"
-	if c.way == wayBatch {
+	switch {
+	case c.way == wayBatch:
 		ends = "EGW"
+	case c.kind == msgBind:
+		ends = "E2"
 	}
 	ev, err := c.await(ends)
 	if err != nil {
@@ -514,7 +563,8 @@ func (c *conversation) demanded(message []byte, round int) (json.RawMessage, boo
 		return nil, false
 	}
 	demand, ok := isDemand(fs.get(fieldDetail))
-	if !ok || c.hold.open || c.gone || round >= maxRounds {
+	again := slices.ContainsFunc(c.staged, func(p page) bool { return bytes.Equal(p.demand, demand) }) // what was staged did not stay
+	if !ok || c.hold.open || c.gone || again || round >= maxRounds {
 		c.count("passed")
 		return nil, false
 	}

@@ -14,13 +14,15 @@ type text struct {
 	refusal    *koldproxy.Error
 	refusalAt  int // where PostgreSQL's syntax error points that refusal replaces
 
-	mayDemand bool
-	ownWay    bool   // it may do what no error takes back
-	alone     bool   // outside of a transaction block it may commit before it fails
-	noPoint   bool   // it must not run behind a savepoint
-	noQuery   bool   // no query must run in front of it in its transaction
-	cursor    string // the cursor that it declares, as it is written
-	stats     bool   // it reads koldstore.stream_stats when it is executed
+	mayDemand  bool
+	ownWay     bool     // it may do what no error takes back
+	alone      bool     // outside of a transaction block it may commit before it fails
+	noPoint    bool     // it must not run behind a savepoint
+	noQuery    bool     // no query must run in front of it in its transaction
+	cursor     string   // the cursor that it declares, as it is written
+	creates    []string // names that it creates and that may hide a call
+	savepoints rewrite.Savepoints
+	stats      bool // it reads koldstore.stream_stats when it is executed
 
 	lead int // characters of the statement that koldproxy has put in front, see repeated
 }
@@ -91,6 +93,11 @@ type tracker struct {
 	// Since the last ReadyForQuery:
 	executes, binds int
 	answered        bool // the server has said something that is part of an answer
+	lasts           bool // something was done that an error behind it may not take back
+
+	created  nameSet // what the session has created that may hide a call
+	learned  int     // how much that was
+	onCreate func()  // is told of it; may be nil
 
 	watchful   bool // demands that reach the client are noticed
 	suspicious bool // one has: any statement of this session may demand

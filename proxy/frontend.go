@@ -341,6 +341,7 @@ func (s *session) understand(kind byte, seen []byte, total int64) (m looked) {
 		case msgBind:
 			if whole && s.tracker.keepsBind(m.detail.source) {
 				m.detail.bind = append([]byte(nil), seen...)
+				m.care = true
 			}
 		case msgExecute:
 			m.care = whole && s.tracker.mightDemand(m.detail.name)

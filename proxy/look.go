@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"regexp"
-	"slices"
 	"strings"
 
 	"github.com/koldproxy/koldproxy/rewrite"
@@ -40,10 +39,11 @@ func (s *session) rewritten(kind byte, sql []byte) (t *text, out string, changed
 	}
 	if asks && s.server.deps.Fulfiller != nil {
 		t.classify(input, options)
+		t.ownWay = t.ownWay || s.preparedLasting && hasWord(sql, "execute")
 	}
-	if mentions(input) || asks {
-		s.learn(input)
-		s.prepared = s.prepared || hasWord(sql, "prepare")
+	if (mentions(input) || asks) && hasWord(sql, "prepare") {
+		s.prepared = true
+		s.preparedLasting = s.preparedLasting || lasting.MatchString(input)
 	}
 	if t.refusal == nil && !t.changed && !t.mayDemand {
 		return nil, out, changed
@@ -126,10 +126,15 @@ const gap = `(?:\s|--[^\n\r]*[\n\r]|/\*.*?\*/)`
 var (
 	// What an error does not take back: it is not done twice. Words are searched for without regard to quotes; taking a
 	// literal for a word costs a clear error, the opposite would cost somebody's commit.
-	lasting = regexp.MustCompile(`(?i)\b(pg_(try_)?advisory_lock(_shared)?|dblink\w*|lo_export|pg_logical_emit_message|pg_terminate_backend)\b`)
-	// A DO block that is alone can commit if it says so, or calls a procedure that may.
-	commits = regexp.MustCompile(`(?i)(commit|rollback)\b`) // spi_commit, too
-	calls   = regexp.MustCompile(`(?is)\bcall` + gap + `*"?(\w+)`)
+	lasting = regexp.MustCompile(`(?i)\b(pg_(try_)?advisory_(lock|unlock)\w*|dblink\w*|lo_(im|ex)port|pg_logical_(emit_message|slot_(get|peek)\w*)|` +
+		`pg_(create|drop|copy|advance|replication_slot_advance|replication_origin)\w*|pg_(terminate|cancel)_backend|pg_file_\w+|program|u&["'])`)
+	// What a DO block that is alone has to say if it commits: itself, in a procedure that it calls, in another
+	// language than PL/pgSQL, or in characters that are written otherwise.
+	commits   = regexp.MustCompile(`(?i)commit|rollback|\\|u&`)
+	calls     = regexp.MustCompile(`(?i)\bcall\b`)
+	ownCalls  = regexp.MustCompile(`(?i)\bcall\s+koldstore\.`)
+	languages = regexp.MustCompile(`(?i)\blanguage\b`)
+	plpgsql   = regexp.MustCompile(`(?i)\blanguage\s+plpgsql\b`)
 	// What PostgreSQL refuses behind a savepoint.
 	isolates = regexp.MustCompile(`(?is)\bset` + gap + `+transaction\b`)
 	// What it may refuse behind a query, with BEGIN, START or SET in front. To take something else for it costs nothing.
@@ -145,7 +150,7 @@ func (t *text) classify(sql string, options rewrite.Options) {
 			"listen", "unlisten", "notify", "prepare", "deallocate", "discard", "lock", "vacuum", "checkpoint", "load", "cluster", "reindex":
 			return // it evaluates nothing, or a cursor that an error ends for good
 		case "do":
-			t.alone = commits.MatchString(sql) || callsOthers(sql)
+			t.alone = commits.MatchString(sql) || other(sql, calls, ownCalls) || other(sql, languages, plpgsql)
 		case "call":
 			t.alone = outline.Schema != ownSchema
 		case "declare":
@@ -153,6 +158,10 @@ func (t *text) classify(sql string, options rewrite.Options) {
 		}
 	}
 	t.mayDemand = true
+	t.savepoints = outline.Savepoints
+	if outline.Creates {
+		t.creates = namesCreated(sql)
+	}
 	t.noPoint, t.noQuery = isolates.MatchString(sql), foremost.MatchString(sql)
 	t.ownWay = !ok || lasting.MatchString(sql)
 }
@@ -160,9 +169,9 @@ func (t *text) classify(sql string, options rewrite.Options) {
 // ownSchema holds koldproxy's procedures, which never commit.
 const ownSchema = "koldstore"
 
-// callsOthers says whether a DO block calls a procedure that is not one of koldproxy's own.
-func callsOthers(sql string) bool {
-	return slices.ContainsFunc(calls.FindAllStringSubmatch(sql, -1), func(m []string) bool { return !strings.EqualFold(m[1], ownSchema) })
+// other says whether some match of all is not one of fine.
+func other(sql string, all, fine *regexp.Regexp) bool {
+	return len(all.FindAllStringIndex(sql, -1)) > len(fine.FindAllStringIndex(sql, -1))
 }
 
 // hasWord says whether a word stands in a text, in any case. Identifiers that contain it count.

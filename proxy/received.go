@@ -2,6 +2,8 @@ package proxy
 
 import (
 	"bytes"
+	"slices"
+	"strings"
 
 	"github.com/koldproxy/koldproxy"
 )
@@ -148,17 +150,28 @@ func (t *tracker) closed(d *detail) {
 	case d == nil:
 	case d.target == 'S':
 		delete(t.statements, d.name)
-		delete(t.demandStatements, d.name)
+		if t.isLast() {
+			delete(t.demandStatements, d.name)
+		}
 	default:
 		delete(t.portals, d.name)
-		delete(t.demandPortals, d.name)
+		if t.isLast() {
+			delete(t.demandPortals, d.name)
+		}
 	}
 }
+
+// isLast says that the message that is being answered is the last that was sent: none behind it has used its names anew.
+func (t *tracker) isLast() bool { return t.queue.len() == 1 }
 
 func (t *tracker) completed(e *entry, typ byte, body []byte) {
 	t.executes++
 	if typ == msgComplete && body != nil {
-		t.tagged(string(bytes.TrimRight(body, "\x00")))
+		tag := string(bytes.TrimRight(body, "\x00"))
+		t.tagged(tag)
+		if x := t.textOf(e); x != nil && len(x.creates) > 0 && isCreation(tag) {
+			t.learn(x.creates)
+		}
 	}
 	if e.kind == msgQuery {
 		t.queue.done++
@@ -172,8 +185,21 @@ func (t *tracker) completed(e *entry, typ byte, body []byte) {
 	t.queue.pop()
 }
 
+// isCreation says whether a statement with this tag has created something. That of CREATE MATERIALIZED VIEW is SELECT.
+func isCreation(tag string) bool {
+	return strings.HasPrefix(tag, "CREATE ") || strings.HasPrefix(tag, "SELECT")
+}
+
+// undone are the beginnings of the tags of those statements that an error behind them takes back, whatever they were, as long
+// as no transaction block ends. CALL and DO may have committed, others do so at once.
+var undone = []string{
+	"SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "COPY", "FETCH", "MOVE", "DECLARE", "CLOSE", "EXPLAIN", "SHOW", "SET", "RESET",
+	"LOCK", "NOTIFY", "LISTEN", "UNLISTEN", "TRUNCATE", "CREATE TABLE", "CREATE VIEW", "CREATE FUNCTION", "DROP TABLE",
+}
+
 // tagged learns from a command tag what no other message says.
 func (t *tracker) tagged(tag string) {
+	t.lasts = t.lasts || !slices.ContainsFunc(undone, func(beginning string) bool { return strings.HasPrefix(tag, beginning) })
 	switch tag {
 	case "BEGIN", "START TRANSACTION":
 		t.block = 'T'
@@ -181,10 +207,11 @@ func (t *tracker) tagged(tag string) {
 		t.block = '?'
 	case "DEALLOCATE ALL", "DISCARD ALL":
 		clear(t.statements)
-		clear(t.demandStatements)
 		if tag == "DISCARD ALL" {
 			clear(t.portals)
-			clear(t.demandPortals)
+		}
+		if t.isLast() {
+			clear(t.demandStatements)
 		}
 	}
 }
@@ -246,7 +273,7 @@ func (t *tracker) ready(body []byte) {
 		t.skipping = false
 	}
 	t.copying = false
-	t.executes, t.binds, t.answered = 0, 0, false
+	t.executes, t.binds, t.answered, t.lasts = 0, 0, false, false
 	if len(body) != 1 {
 		return
 	}

@@ -51,8 +51,11 @@ type session struct {
 	inBatch  bool   // something of it has been sent or is about to be
 	open     bool   // the same without what is about to be sent
 	pinned   []page // what cursors of the transaction need
-	prepared bool   // SQL's PREPARE was used for something that may demand
-	renewing sync.WaitGroup
+	planned  planned
+	prepared bool // SQL's PREPARE was used for something that may demand
+	// preparedLasting says that what was prepared may do what no error takes back.
+	preparedLasting bool
+	renewing        sync.WaitGroup
 
 	process [4]byte // process number and key of BackendKeyData; key is nil if there was none
 	key     []byte

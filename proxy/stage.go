@@ -173,7 +173,10 @@ func (c *conversation) ask(o outcome, demand json.RawMessage) (key, failed []byt
 // succeed lets the answer go, after everything that was added to the transaction is gone from it, except for what a cursor
 // of it will read. last is the message that completes the answer, open says that the transaction goes on.
 func (c *conversation) succeed(last []byte, open bool) error {
-	savepoint := open && c.way == waySaved && !c.gone
+	savepoint := open && c.way == waySaved && !c.text.savepoints.Stay()
+	if c.kind == msgBind {
+		c.session.planned = planned{c.detail.name, c.staged}
+	}
 	var st step
 	if c.proven {
 		c.session.pinned = append(c.session.pinned, c.staged...)
@@ -216,7 +219,7 @@ func (c *conversation) fail(message []byte, skipping bool) error {
 	}
 	s := c.session
 	var out []byte
-	spoil := !skipping && (c.way == waySaved || c.kind == msgExecute)
+	spoil := !skipping && (c.way == waySaved || c.kind != msgQuery)
 	if spoil {
 		out = appendExecute(out, spoiler)
 	}
@@ -233,7 +236,7 @@ func (c *conversation) fail(message []byte, skipping bool) error {
 			return err
 		}
 	}
-	if c.kind == msgExecute {
+	if c.kind != msgQuery {
 		s.mu.Lock()
 		s.tracker.skipping = true
 		s.mu.Unlock()

@@ -12,6 +12,10 @@ type Outline struct {
 	Cursor string
 	// Schema and Procedure name what the first of them calls if it is a CALL; Schema is empty when none is given.
 	Schema, Procedure string
+	// Creates says that one of them begins with CREATE.
+	Creates bool
+	// Savepoints is what they do to those of a transaction block.
+	Savepoints Savepoints
 }
 
 // OutlineOf cuts sql into statements as PostgreSQL does. ok is false when that cannot be told, or PostgreSQL cannot do it
@@ -33,6 +37,10 @@ func OutlineOf(sql string, opts Options) (o Outline, ok bool) {
 	o.Statements = len(statements)
 	if len(statements) == 0 {
 		return o, true
+	}
+	o.Savepoints = src.savepoints(statements)
+	for _, st := range statements {
+		o.Creates = o.Creates || src.is(st.from, tCreate)
 	}
 	first := statements[0].from
 	if src.tokens[first].keyword == kNone {

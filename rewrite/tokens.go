@@ -30,6 +30,7 @@ const (
 	tStar         = pg_query.Token_ASCII_42
 	tCast         = pg_query.Token_TYPECAST
 
+	tAbort       = pg_query.Token_ABORT_P
 	tAfter       = pg_query.Token_AFTER
 	tAll         = pg_query.Token_ALL
 	tAlter       = pg_query.Token_ALTER
@@ -42,6 +43,7 @@ const (
 	tBy          = pg_query.Token_BY
 	tCall        = pg_query.Token_CALL
 	tCase        = pg_query.Token_CASE
+	tCommit      = pg_query.Token_COMMIT
 	tCreate      = pg_query.Token_CREATE
 	tCurrentRole = pg_query.Token_CURRENT_ROLE
 	tCurrentUser = pg_query.Token_CURRENT_USER
@@ -80,14 +82,18 @@ const (
 	tOr          = pg_query.Token_OR
 	tOrder       = pg_query.Token_ORDER
 	tOver        = pg_query.Token_OVER
+	tPrepare     = pg_query.Token_PREPARE
 	tProcedure   = pg_query.Token_PROCEDURE
 	tRecursive   = pg_query.Token_RECURSIVE
+	tRelease     = pg_query.Token_RELEASE
 	tReplace     = pg_query.Token_REPLACE
 	tReset       = pg_query.Token_RESET
 	tRevoke      = pg_query.Token_REVOKE
+	tRollback    = pg_query.Token_ROLLBACK
 	tRow         = pg_query.Token_ROW
 	tRows        = pg_query.Token_ROWS
 	tRule        = pg_query.Token_RULE
+	tSavepoint   = pg_query.Token_SAVEPOINT
 	tSchema      = pg_query.Token_SCHEMA
 	tSelect      = pg_query.Token_SELECT
 	tSessionUser = pg_query.Token_SESSION_USER
@@ -96,6 +102,7 @@ const (
 	tTable       = pg_query.Token_TABLE
 	tText        = pg_query.Token_TEXT_P
 	tTo          = pg_query.Token_TO
+	tTransaction = pg_query.Token_TRANSACTION
 	tTrue        = pg_query.Token_TRUE_P
 	tUescape     = pg_query.Token_UESCAPE
 	tUnion       = pg_query.Token_UNION
@@ -106,6 +113,7 @@ const (
 	tWindow      = pg_query.Token_WINDOW
 	tWith        = pg_query.Token_WITH
 	tWithin      = pg_query.Token_WITHIN
+	tWork        = pg_query.Token_WORK
 )
 
 // Classes of keywords, as in PostgreSQL's kwlist.h.

@@ -1,0 +1,66 @@
+package proxy
+
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// namingFulfiller knows names, as the catalog does.
+type namingFulfiller struct {
+	fakeFulfiller
+	names []string
+}
+
+func (f *namingFulfiller) DemandNames(context.Context, string) ([]string, error) { return f.names, nil }
+
+// held says whether the answer of an INSERT in a transaction block is held: its row is written behind a savepoint then.
+func held(t *testing.T, conn *pgx.Conn) bool {
+	t.Helper()
+	mustExec(t, conn, "BEGIN")
+	var outside bool
+	if err := conn.QueryRow(within(t), "INSERT INTO t VALUES (1) RETURNING xmin::text = pg_current_xact_id()::text", pgx.QueryExecModeSimpleProtocol).Scan(&outside); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, conn, "ROLLBACK")
+	return !outside
+}
+
+// Nobody can have the statements of others held: neither by literals nor by names that are keywords.
+func TestNamesThatLeadToADemand(t *testing.T) {
+	t.Parallel()
+	f := &namingFulfiller{names: []string{"insert", "Returning", "feed"}}
+	p := startProxy(t, func(_ *Config, d *Deps) { d.Fulfiller = f })
+	direct := p.cluster.TestDatabase(t)
+	p.prepare(t, direct, standIn+`CREATE TABLE t (i int); CREATE FUNCTION feed() RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FROM koldstore.changes_since(1)';
+		CREATE FUNCTION "insert"() RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FROM koldstore.changes_since(1)'`)
+	one, other := connect(t, p.dsn(t, direct)), connect(t, p.dsn(t, direct))
+	if held(t, other) {
+		t.Error("a keyword is taken for a name")
+	}
+	for _, sql := range []string{
+		"SELECT 'create view insert as changes_since'", "SELECT 'create view t as changes_since'", "DO $$ BEGIN /* create view t as changes_since */ END $$",
+		"CREATE TEMP TABLE u AS SELECT 'create view values as changes_since' AS u",
+	} {
+		mustExec(t, one, sql)
+	}
+	mustFail := "CREATE VIEW t AS SELECT koldstore.changes_since(1)" // there is a table of the name
+	if _, err := one.Exec(within(t), mustFail, pgx.QueryExecModeSimpleProtocol); err == nil {
+		t.Fatal("no error")
+	}
+	for name, conn := range map[string]*pgx.Conn{"the session's own": one, "another session's": other} {
+		if held(t, conn) {
+			t.Errorf("%s statements are held", name)
+		}
+	}
+	mustExec(t, one, "CREATE VIEW v AS SELECT * FROM koldstore.changes_since(1); CREATE FUNCTION count_v() RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FROM v /* changes_since */'")
+	for sql, conn := range map[string]*pgx.Conn{
+		"SELECT count(*) FROM v": one, "SELECT count_v()": one, "SELECT feed()": other, `SELECT "insert"()`: other, "SELECT public . insert()": other,
+	} {
+		var n int
+		if err := conn.QueryRow(within(t), sql, pgx.QueryExecModeSimpleProtocol).Scan(&n); err != nil || n != 2 {
+			t.Errorf("%s: %d, %v", sql, n, err)
+		}
+	}
+}
