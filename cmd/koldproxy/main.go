@@ -114,6 +114,8 @@ func newRootCommand() *cobra.Command {
 		newFlushCommand(opts),
 		newRetentionCommand(opts),
 		newSegmentsCommand(opts),
+		newGapsCommand(opts),
+		newHealCommand(opts),
 		newVerifyCommand(opts),
 		newTailCommand(opts),
 		newConfigCommand(opts),
