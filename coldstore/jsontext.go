@@ -234,22 +234,30 @@ type objectWriter struct {
 
 // add writes a member. The key is already a JSON string, with its quotes.
 func (w *objectWriter) add(quotedKey, raw []byte) {
-	if len(w.buf) == 0 {
-		w.buf = append(w.buf, '{')
+	w.buf = append(appendName(w.buf, 0, quotedKey), raw...)
+}
+
+// appendName begins the next member of an object that begins at from in dst, or would.
+func appendName(dst []byte, from int, quotedKey []byte) []byte {
+	if len(dst) == from {
+		dst = append(dst, '{')
 	} else {
-		w.buf = append(w.buf, ',', ' ')
+		dst = append(dst, ',', ' ')
 	}
-	w.buf = append(w.buf, quotedKey...)
-	w.buf = append(w.buf, ':', ' ')
-	w.buf = append(w.buf, raw...)
+	return append(append(dst, quotedKey...), ':', ' ')
+}
+
+// endObject ends an object that begins at from in dst, if it has any member.
+func endObject(dst []byte, from int) []byte {
+	if len(dst) == from {
+		dst = append(dst, '{')
+	}
+	return append(dst, '}')
 }
 
 // finish returns the object and begins a new one.
 func (w *objectWriter) finish() []byte {
-	object := w.buf
-	if len(object) == 0 {
-		object = append(object, '{')
-	}
+	object := endObject(w.buf, 0)
 	w.buf = nil
-	return append(object, '}')
+	return object
 }

@@ -165,7 +165,7 @@ func (c *copiedRows) row(fields [4][]byte) error {
 	if len(seq) != 8 || len(op) != 2 || len(hash) != 8 || image != nil && (len(image) == 0 || image[0] != jsonbVersion) {
 		return errCopyFormat
 	}
-	c.key.buf = append(c.key.buf, '}')
+	c.key.buf = endObject(c.key.buf, 0)
 	row := mirrorRow{
 		Row:  Row{Seq: koldproxy.Seq(binary.BigEndian.Uint64(seq)), Op: koldproxy.Op(binary.BigEndian.Uint16(op)), PK: json.RawMessage(c.key.buf)},
 		hash: int64(binary.BigEndian.Uint64(hash)),

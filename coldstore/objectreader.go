@@ -29,6 +29,20 @@ func newObjectReader(ctx context.Context, f *segmentFile) (*objectReader, error)
 	return r, err
 }
 
+// A column is read in pieces of this size, from the page on that is wanted: small where reading costs next to nothing, and about two
+// pages where each piece is a request.
+const (
+	nearBytes = 32 << 10
+	farBytes  = 256 << 10
+)
+
+func (r *objectReader) bufferBytes() int64 {
+	if r.open != nil {
+		return nearBytes
+	}
+	return farBytes
+}
+
 // close may be called whatever has happened.
 func (r *objectReader) close() error {
 	if r == nil || r.open == nil {

@@ -154,9 +154,11 @@ func (s *Store) forwardPage(ctx context.Context, segments []liveSegment, req Pag
 		}
 		// One more than wanted shows whether this page is the end.
 		ordinals := segment.live(f.after(req.After), len(f.seqs), req.Limit-len(page.Rows)+1, false)
+		var next uint32
 		if more := len(ordinals) > req.Limit-len(page.Rows); more {
 			page.Complete = false
-			ordinals = ordinals[:req.Limit-len(page.Rows)]
+			next = ordinals[len(ordinals)-1]
+			ordinals = ordinals[:len(ordinals)-1]
 		}
 		if err := s.appendRows(ctx, &segment.segmentRow, ordinals, &page, &size); err != nil {
 			return Page{}, err
@@ -164,6 +166,9 @@ func (s *Store) forwardPage(ctx context.Context, segments []liveSegment, req Pag
 		if !page.Complete {
 			if n := len(page.Rows); n > 0 {
 				page.Through = page.Rows[n-1].Seq
+			}
+			if s.follows(req.Table, req.After, page.Through) && req.Limit*sparse >= batchRows {
+				s.fetchAhead(&segment.segmentRow, next)
 			}
 			return page, nil
 		}
@@ -246,27 +251,40 @@ func (s *Store) batch(ctx context.Context, segment *segmentRow, batch int, ordin
 	all, ok := s.cache.get(key).([]Row)
 	first := batch * batchRows
 	if !ok {
+		all, ok = s.fetched(ctx, key)
+	}
+	if !ok {
 		total := min(batchRows, int(segment.rows)-first)
 		if len(ordinals)*sparse < total {
 			return s.readRows(ctx, segment, ordinals, false)
 		}
-		wanted := make([]uint32, total)
-		for i := range wanted {
-			wanted[i] = uint32(first + i)
-		}
 		var err error
-		if all, err = s.readRows(ctx, segment, wanted, false); err != nil {
+		if all, err = s.wholeBatch(ctx, segment, batch); err != nil {
 			return nil, err
 		}
-		bytes := int64(0)
-		for i := range all {
-			bytes += int64(len(all[i].PK)+len(all[i].Image)) + 64
-		}
-		s.cache.put(key, all, bytes)
 	}
 	rows := make([]Row, len(ordinals))
 	for i, ordinal := range ordinals {
 		rows[i] = all[int(ordinal)-first]
 	}
 	return rows, nil
+}
+
+// wholeBatch decodes all rows of a batch into the cache.
+func (s *Store) wholeBatch(ctx context.Context, segment *segmentRow, batch int) ([]Row, error) {
+	first := batch * batchRows
+	wanted := make([]uint32, min(batchRows, int(segment.rows)-first))
+	for i := range wanted {
+		wanted[i] = uint32(first + i)
+	}
+	all, err := s.readRows(ctx, segment, wanted, false)
+	if err != nil {
+		return nil, err
+	}
+	bytes := int64(0)
+	for i := range all {
+		bytes += int64(len(all[i].PK)+len(all[i].Image)) + 64
+	}
+	s.cache.put(cacheKey{segment.id, batch}, all, bytes)
+	return all, nil
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sort"
 
+	"github.com/apache/arrow-go/v18/parquet"
 	"github.com/apache/arrow-go/v18/parquet/file"
 	"github.com/apache/arrow-go/v18/parquet/metadata"
 
@@ -114,7 +115,9 @@ func (f *segmentFile) with(ctx context.Context, fn func(r *file.Reader) error) e
 		if err != nil {
 			return err
 		}
-		var options []file.ReadOption
+		properties := parquet.NewReaderProperties(nil)
+		properties.BufferedStreamEnabled, properties.BufferSize = true, source.bufferBytes()
+		options := []file.ReadOption{file.WithReadProps(properties)}
 		if f.footer != nil {
 			options = append(options, file.WithMetadata(f.footer))
 		}
@@ -234,9 +237,14 @@ func (f *segmentFile) run(r *file.Reader, group int, ordinals []uint32, keysOnly
 		}
 		c.columns[i] = codec
 	}
-	for _, ordinal := range ordinals {
-		row, err := c.row(int(ordinal)-first, keysOnly)
-		if err != nil {
+	var texts []byte
+	for n, ordinal := range ordinals {
+		if n == 1 { // rows are about as long as the first
+			texts = slices.Grow(texts, (len(texts)+len(texts)/8)*(len(ordinals)-1))
+		}
+		var row Row
+		var err error
+		if row, texts, err = c.row(int(ordinal)-first, keysOnly, texts); err != nil {
 			return nil, fmt.Errorf("row %d: %w", ordinal, err)
 		}
 		row.Seq = f.seqs[ordinal]

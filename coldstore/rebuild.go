@@ -19,11 +19,12 @@ type chunk struct {
 	columns     []codec // nil for those that were not read
 }
 
-// row builds row i.
-func (c *chunk) row(i int, keysOnly bool) (Row, error) {
+// row builds row i. Its texts are appended to buf, which the rows of a chunk share; the longer one is returned.
+func (c *chunk) row(i int, keysOnly bool, buf []byte) (Row, []byte, error) {
 	row := Row{Op: koldproxy.Op(c.op.values[i])}
-	exact := map[string]json.RawMessage{}
+	var exact map[string]json.RawMessage // most rows have none
 	if c.exact.present(i) {
+		exact = map[string]json.RawMessage{}
 		if err := eachMember(c.exact.value(i), func(key, value []byte) error {
 			name, ok := unescape(key)
 			if !ok {
@@ -32,32 +33,29 @@ func (c *chunk) row(i int, keysOnly bool) (Row, error) {
 			exact[name] = value
 			return nil
 		}); err != nil {
-			return row, err
+			return row, buf, err
 		}
 	}
+	from := len(buf)
 	if c.pk.present(i) {
-		row.PK = json.RawMessage(c.pk.value(i))
+		buf = append(buf, c.pk.value(i)...)
 	} else {
-		var w objectWriter
-		for k, name := range c.f.layout.key {
-			if c.f.key[k] < 0 {
-				return row, fmt.Errorf("key column %q is nowhere", name)
+		for n, k := range c.f.key {
+			if k < 0 {
+				return row, buf, fmt.Errorf("key column %q is nowhere", c.f.layout.key[n])
 			}
-			w.add(c.f.quoted[c.f.key[k]], c.render(c.f.key[k], i, exact))
+			buf = c.render(appendName(buf, from, c.f.quoted[k]), k, i, exact)
 		}
-		row.PK = w.finish()
+		buf = endObject(buf, from)
 	}
+	row.PK = json.RawMessage(buf[from:len(buf):len(buf)])
 	if keysOnly || row.Op == koldproxy.OpDelete {
-		return row, nil
+		return row, buf, nil
 	}
-	missing := map[string]bool{}
+	var missing []string
 	if c.missing.present(i) {
-		var names []string
-		if err := json.Unmarshal(c.missing.value(i), &names); err != nil {
-			return row, err
-		}
-		for _, name := range names {
-			missing[name] = true
+		if err := json.Unmarshal(c.missing.value(i), &missing); err != nil {
+			return row, buf, err
 		}
 	}
 	// Members that are no columns come in between, so that the text is the one that jsonb has.
@@ -68,31 +66,38 @@ func (c *chunk) row(i int, keysOnly bool) (Row, error) {
 		}
 	}
 	slices.SortFunc(extras, compareNames)
-	var w objectWriter
+	from = len(buf)
+	addExtra := func(name string) {
+		buf = append(appendName(buf, from, appendString(nil, name)), exact[name]...)
+	}
 	for _, k := range c.f.order {
 		name := c.f.layout.columns[k].Name
 		for len(extras) > 0 && compareNames(extras[0], name) < 0 {
-			w.add(appendString(nil, extras[0]), exact[extras[0]])
+			addExtra(extras[0])
 			extras = extras[1:]
 		}
-		if !missing[name] {
-			w.add(c.f.quoted[k], c.render(k, i, exact))
+		if missing == nil || !slices.Contains(missing, name) {
+			buf = c.render(appendName(buf, from, c.f.quoted[k]), k, i, exact)
 		}
 	}
 	for _, name := range extras {
-		w.add(appendString(nil, name), exact[name])
+		addExtra(name)
 	}
-	row.Image = w.finish()
-	return row, nil
+	buf = endObject(buf, from)
+	row.Image = json.RawMessage(buf[from:len(buf):len(buf)])
+	return row, buf, nil
 }
 
-// render gives the raw value of column k in row i.
-func (c *chunk) render(k, i int, exact map[string]json.RawMessage) []byte {
-	if value, ok := exact[c.f.layout.columns[k].Name]; ok {
-		return value
+// render appends the raw value of column k in row i.
+func (c *chunk) render(buf []byte, k, i int, exact map[string]json.RawMessage) []byte {
+	if exact != nil {
+		if value, ok := exact[c.f.layout.columns[k].Name]; ok {
+			return append(buf, value...)
+		}
 	}
-	if value := c.columns[k].render(nil, i); len(value) > 0 {
-		return value
+	before := len(buf)
+	if buf = c.columns[k].render(buf, i); len(buf) == before {
+		buf = append(buf, "null"...)
 	}
-	return []byte("null")
+	return buf
 }

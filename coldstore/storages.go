@@ -77,6 +77,7 @@ func (s *Store) bucketOf(ctx context.Context, name string) (Bucket, error) {
 
 // Close lets go of the registered storages. The bucket that the Store was made with stays its owner's.
 func (s *Store) Close() error {
+	s.endPrefetch()
 	s.storages.mu.Lock()
 	defer s.storages.mu.Unlock()
 	var errs []error

@@ -11,8 +11,9 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// Store is the cold store of one database. All methods may be called concurrently. It has no goroutines and no open files
-// between calls; Close lets go of the storages that were registered in the database.
+// Store is the cold store of one database. All methods may be called concurrently. Between calls it has no
+// open files, and at most one goroutine, which decodes what a reader is expected to want next; Close ends that and lets go of the storages
+// that were registered in the database.
 type Store struct {
 	pool    *pgxpool.Pool
 	bucket  Bucket
@@ -29,6 +30,8 @@ type Store struct {
 	policyAt time.Time            // when to look at the policies next
 	retryAt  map[uint32]time.Time // tables whose flush failed, and when an automatic one is tried again
 	settled  map[chore]any        // what a table was like when there was nothing to do for it
+	prefetch prefetcher
+	closed   bool
 }
 
 // chore is a kind of work for a table.

@@ -92,11 +92,12 @@ func BenchmarkCold(b *testing.B) {
 					kind.name, segments, float64(*benchRows)/took, float64(mirrorBytes)/took/1e6, own*1e6/float64(*benchRows), server*1e6/float64(*benchRows), peak, before, float64(size)/float64(*benchRows), float64(duck)/float64(*benchRows),
 					float64(size)/float64(duck), 100*float64(size+raw)/float64(mirrorBytes))
 				tab.reading("all alive")
-				if kind.name == "narrow" {
-					f.exec("UPDATE narrow SET edited = NOT edited WHERE id % 2 = 0")
-					tab.capture("id % 2 = 0")
-					tab.mustFlush()
-					tab.reading("half dead")
+				for _, round := range []struct{ state, condition string }{{"half changed", "id % 2 = 0"}, {"most changed", "id % 10 > 0"}} {
+					if kind.name == "narrow" {
+						tab.capture(round.condition)
+						tab.mustFlush()
+						tab.reading(round.state)
+					}
 				}
 			})
 		}
@@ -114,34 +115,73 @@ func duckSize(b *testing.B, db *sql.DB, tab *table) int64 {
 	return info.Size()
 }
 
-// reading measures a drain of all cold rows and pages at random places, straight from the store: what PostgreSQL and the proxy add is not
-// in it.
+// reading measures a drain of all cold rows and pages at random places, straight from the store, with the segments that PostgreSQL would name
+// for each; what PostgreSQL and the proxy add is not in it. DuckDB reads the same pages from the same files, and the rows that are dead as
+// well, which it does not know of.
 func (t *table) reading(state string) {
 	infos, err := t.store.Segments(t.ctx, t.oid)
 	ok(t, err)
-	ids := make([]uuid.UUID, len(infos))
+	dead, rows := int64(0), int64(0)
 	for i := range infos {
-		ids[i] = infos[i].ID
+		dead, rows = dead+infos[i].Dead, rows+infos[i].Rows
 	}
-	rows, begin := 0, time.Now()
-	for after, complete := koldproxy.Seq(0), false; !complete; {
-		page, err := t.store.Page(t.ctx, coldstore.PageRequest{Table: t.oid, Segments: ids, Mode: coldstore.ModeForward, After: after, Limit: 1000})
+	read := func(after koldproxy.Seq) coldstore.Page {
+		page, err := t.store.Page(t.ctx, coldstore.PageRequest{Table: t.oid, Segments: needed(infos, after, pageLimit), Mode: coldstore.ModeForward, After: after, Limit: pageLimit})
 		ok(t, err)
-		rows, after, complete = rows+len(page.Rows), page.Through, page.Complete
+		return page
 	}
-	drain := float64(rows) / time.Since(begin).Seconds()
-	var times []time.Duration
-	for i := range 200 {
+	drained, begin, own := 0, time.Now(), ownCPU()
+	for after := koldproxy.Seq(0); after < infos[len(infos)-1].MaxSeq; {
+		page := read(after)
+		drained, after = drained+len(page.Rows), page.Through
+	}
+	drain := float64(drained) / time.Since(begin).Seconds()
+	own = (ownCPU() - own) * 1e6 / float64(drained)
+	random := func(i int) koldproxy.Seq {
 		k := (i * 7919) % len(infos)
-		after := infos[k].MinSeq + koldproxy.Seq(int64(i)*104729)%(infos[k].MaxSeq-infos[k].MinSeq+1)
-		begin := time.Now()
-		_, err := t.store.Page(t.ctx, coldstore.PageRequest{Table: t.oid, Segments: ids[k:], Mode: coldstore.ModeForward, After: after, Limit: 1000})
+		return infos[k].MinSeq + koldproxy.Seq(int64(i)*104729)%(infos[k].MaxSeq-infos[k].MinSeq+1)
+	}
+	p50, p99 := percentiles(200, func(i int) { read(random(i)) })
+	db, files := duckDB(t), list(t.files())
+	duck50, duck99 := percentiles(20, func(i int) {
+		rows, err := db.QueryContext(t.ctx, fmt.Sprintf("SELECT * FROM read_parquet(%s) WHERE _ks_seq > %d ORDER BY _ks_seq LIMIT %d", files, random(i), pageLimit))
 		ok(t, err)
-		times = append(times, time.Since(begin))
+		for rows.Next() {
+		}
+		ok(t, rows.Err())
+		ok(t, rows.Close())
+	})
+	fmt.Printf("  %-12s %4d segments, %2.0f %% dead: drain %7.0f rows/s (CPU %.1f µs/row), page of %d at random: p50 %5.1f ms, p99 %5.1f ms; DuckDB p50 %5.1f ms, p99 %5.1f ms\n", state, len(infos),
+		100*float64(dead)/float64(rows), drain, own, pageLimit, p50, p99, duck50, duck99)
+}
+
+const pageLimit = 1000
+
+// needed are the segments that koldstore.segments_for names for a page.
+func needed(infos []coldstore.SegmentInfo, after koldproxy.Seq, limit int64) (ids []uuid.UUID) {
+	before := int64(0) // rows of the segments in front that are surely above the position
+	for _, s := range infos {
+		if s.MaxSeq <= after || before >= limit {
+			continue
+		}
+		ids = append(ids, s.ID)
+		if s.MinSeq > after {
+			before += s.Rows - s.Dead
+		}
+	}
+	return ids
+}
+
+// percentiles are the median and the 99th of how long fn takes, in milliseconds.
+func percentiles(n int, fn func(i int)) (p50, p99 float64) {
+	times := make([]time.Duration, n)
+	for i := range times {
+		begin := time.Now()
+		fn(i)
+		times[i] = time.Since(begin)
 	}
 	slices.Sort(times)
-	fmt.Printf("  %-30s drain %7.0f rows/s, random cold page of 1000: p50 %5.1f ms, p99 %5.1f ms (%d segments)\n", state, drain,
-		times[len(times)/2].Seconds()*1000, times[len(times)*99/100].Seconds()*1000, len(infos))
+	return times[n/2].Seconds() * 1000, times[n*99/100].Seconds() * 1000
 }
 
 // ownCPU is how many seconds of processor time this process has had.

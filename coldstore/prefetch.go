@@ -1,0 +1,97 @@
+package coldstore
+
+import (
+	"context"
+
+	"github.com/koldproxy/koldproxy"
+)
+
+// prefetcher notices who reads a table from page to page, and decodes what comes next while the page before is on its way. One batch at a
+// time is decoded like that, whoever it is for; what is not read after all costs its decoding and is forgotten by the cache.
+type prefetcher struct {
+	ends  [64]pageEnd // where pages ended lately
+	at    int
+	key   cacheKey      // of the batch at hand
+	ended chan struct{} // closed when it is decoded; nil if there is none
+	stop  context.CancelFunc
+}
+
+// pageEnd is a position that a reader would go on from.
+type pageEnd struct {
+	table uint32
+	seq   koldproxy.Seq
+}
+
+// follows says whether a page begins where another one has ended, and notes where it ends itself.
+func (s *Store) follows(table uint32, from, to koldproxy.Seq) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := &s.prefetch
+	p.ends[p.at] = pageEnd{table, to}
+	p.at = (p.at + 1) % len(p.ends)
+	for i := range p.ends {
+		if p.ends[i] == (pageEnd{table, from}) && from != to {
+			return true
+		}
+	}
+	return false
+}
+
+// fetchAhead decodes the batch with a row of a segment, or the one behind it, into the cache, unless both are there or another one is at
+// hand.
+func (s *Store) fetchAhead(segment *segmentRow, ordinal uint32) {
+	number := int(ordinal / batchRows)
+	for s.cache.get(cacheKey{segment.id, number}) != nil {
+		if number++; number > int(ordinal/batchRows)+1 || int64(number)*batchRows >= segment.rows {
+			return
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.prefetch.ended != nil || s.closed {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	s.prefetch.key, s.prefetch.ended, s.prefetch.stop = cacheKey{segment.id, number}, ended, cancel
+	row := *segment
+	go func() {
+		defer close(ended)
+		defer cancel()
+		_, _ = s.wholeBatch(ctx, &row, number) // whoever wants it sees what is wrong
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.prefetch.ended = nil
+	}()
+}
+
+// fetched waits for a batch that is being decoded ahead, and gives it if that has worked.
+func (s *Store) fetched(ctx context.Context, key cacheKey) ([]Row, bool) {
+	s.mu.Lock()
+	ended := s.prefetch.ended
+	if s.prefetch.key != key {
+		ended = nil
+	}
+	s.mu.Unlock()
+	if ended == nil {
+		return nil, false
+	}
+	select {
+	case <-ended:
+	case <-ctx.Done():
+	}
+	rows, ok := s.cache.get(key).([]Row)
+	return rows, ok
+}
+
+// endPrefetch waits until nothing is decoded ahead any more, and sees to it that nothing is from now on.
+func (s *Store) endPrefetch() {
+	s.mu.Lock()
+	s.closed = true
+	ended, stop := s.prefetch.ended, s.prefetch.stop
+	s.mu.Unlock()
+	if ended != nil {
+		stop()
+		<-ended
+	}
+}
