@@ -17,6 +17,22 @@ import (
 
 const earliest = `CALL koldstore.create_stream(NULL, '%s', NULL, '%s', '%s', options => '{"start": "earliest", "pre_image": "true"}')`
 
+// createEarliest creates a stream from a session of its own, after other statements if there are any, and says what comes of it.
+func (h *host) createEarliest(before, name, table, predicate string) <-chan error {
+	h.t.Helper()
+	conn, err := pgx.Connect(h.t.Context(), h.app.Config().ConnString())
+	must(h.t, err)
+	h.t.Cleanup(func() { conn.Close(context.Background()) })
+	_, err = conn.Exec(h.t.Context(), before)
+	must(h.t, err)
+	created := make(chan error, 1)
+	go func() {
+		_, err := conn.Exec(h.t.Context(), fmt.Sprintf(earliest, name, table, predicate))
+		created <- err
+	}()
+	return created
+}
+
 // While the backfill goes on, others write, truncate, rename columns that are no key, and the applier is stopped and started
 // over and over. In the end the log's fold is what the table holds, nothing came twice, and nothing is left behind.
 func TestBackfillBesideWriters(t *testing.T) {
@@ -48,14 +64,7 @@ func TestBackfillBesideWriters(t *testing.T) {
 				}
 			})
 		}
-		creator, err := pgx.Connect(ctx, h.app.Config().ConnString())
-		must(t, err)
-		defer creator.Close(context.Background())
-		created := make(chan error, 1)
-		go func() {
-			_, err := creator.Exec(ctx, fmt.Sprintf(earliest, "s", "r", `v > 50 OR note = ''x'' AND v IS NOT NULL`))
-			created <- err
-		}()
+		created := h.createEarliest("", "s", "r", `v > 50 OR note = ''x'' AND v IS NOT NULL`)
 		restarts := 0
 		for running := true; running; {
 			select {
@@ -95,15 +104,7 @@ func TestBackfillLeavesTheTableAlone(t *testing.T) {
 	h.exec(`CREATE TABLE t (id int PRIMARY KEY)`, `INSERT INTO t SELECT generate_series(1, 5000)`)
 	h.stream("first", "t", "false") // publishes the table, which takes its lock for a moment
 	h.stopApplier()
-	ctx := t.Context()
-	creator, err := pgx.Connect(ctx, h.app.Config().ConnString())
-	must(t, err)
-	defer creator.Close(context.Background())
-	created := make(chan error, 1)
-	go func() {
-		_, err := creator.Exec(ctx, fmt.Sprintf(earliest, "s", "t", "true"))
-		created <- err
-	}()
+	created := h.createEarliest("", "s", "t", "true")
 	h.eventually("the stream is there", func() bool { return h.rows(`SELECT count(*) FROM koldstore.stream WHERE name = 's'`)[0] == "1" })
 	h.exec(`SET lock_timeout = '1ms'`, `INSERT INTO t VALUES (5001)`, `UPDATE t SET id = -id WHERE id = 1`, `DELETE FROM t WHERE id = 2`)
 	h.expect(`SELECT args, status FROM koldstore.job`, `{"stream": "public.s"} queued`)
@@ -120,25 +121,11 @@ func TestBackfillIsCancelled(t *testing.T) {
 	h := newHost(t)
 	h.exec(`CREATE TABLE t (id int PRIMARY KEY)`, `INSERT INTO t SELECT generate_series(1, 5000)`)
 	h.stopApplier()
-	create := func(ctx context.Context) chan error {
-		conn, err := pgx.Connect(t.Context(), h.app.Config().ConnString())
-		must(t, err)
-		t.Cleanup(func() { conn.Close(context.Background()) })
-		done := make(chan error, 1)
-		go func() {
-			_, err := conn.Exec(ctx, `SET application_name = 'creator'`)
-			if err == nil {
-				_, err = conn.Exec(ctx, fmt.Sprintf(earliest, "s", "t", "true"))
-			}
-			done <- err
-		}()
-		return done
-	}
 	for _, how := range []string{
 		`SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE application_name = 'creator' AND wait_event = 'PgSleep'`,
 		`SELECT koldstore.cancel_job(job_id) FROM koldstore.job WHERE status = 'queued'`,
 	} {
-		done := create(t.Context())
+		done := h.createEarliest(`SET application_name = 'creator'`, "s", "t", "true")
 		h.eventually("the backfill is waited for", func() bool {
 			return h.rows(`SELECT count(*) FROM koldstore.stream WHERE name = 's'`)[0] == "1"
 		})
@@ -213,14 +200,7 @@ func TestBackfillUnderTruncates(t *testing.T) {
 	h.startApplier()
 	h.exec(`CREATE TABLE t (id int PRIMARY KEY, v int)`, `INSERT INTO t SELECT g, 0 FROM generate_series(1, 2000) g`)
 	ctx := t.Context()
-	creator, err := pgx.Connect(ctx, h.app.Config().ConnString())
-	must(t, err)
-	defer creator.Close(context.Background())
-	created := make(chan error, 1)
-	go func() {
-		_, err := creator.Exec(ctx, fmt.Sprintf(earliest, "s", "t", "v % 2 = 0"))
-		created <- err
-	}()
+	created := h.createEarliest("", "s", "t", "v % 2 = 0")
 	h.eventually("CREATE STREAM returns", func() bool {
 		h.exec(`TRUNCATE t`, `INSERT INTO t SELECT g, g FROM generate_series(1, 20) g`)
 		select {
@@ -248,21 +228,12 @@ func TestBackfillIsGivenUp(t *testing.T) {
 	h.stopApplier()
 	for _, give := range []struct{ up, code string }{{`SET statement_timeout = '1s'`, "57014"}, {`SET statement_timeout = 0`, "55000"}} {
 		how, code := give.up, give.code
-		conn, err := pgx.Connect(t.Context(), h.app.Config().ConnString())
-		must(t, err)
-		defer conn.Close(context.Background())
-		_, err = conn.Exec(t.Context(), how)
-		must(t, err)
-		done := make(chan error, 1)
-		go func() {
-			_, err := conn.Exec(t.Context(), fmt.Sprintf(earliest, "s", "t", "true"))
-			done <- err
-		}()
+		done := h.createEarliest(how, "s", "t", "true")
 		if code == "55000" {
 			h.eventually("the backfill is waited for", func() bool { return h.rows(`SELECT count(*) FROM koldstore.stream WHERE name = 's'`)[0] == "1" })
 			h.exec(`DROP TABLE t CASCADE`)
 		}
-		err = <-done
+		err := <-done
 		var pg *pgconn.PgError
 		if !errors.As(err, &pg) || pg.Code != code {
 			t.Errorf("%s: %v", how, err)
