@@ -14,16 +14,18 @@ import (
 
 // formats are the functions of the templates.
 var formats = template.FuncMap{
-	"bytes":    formatBytes,
-	"count":    formatCount,
-	"rate":     formatRate,
-	"ago":      func(t time.Time) string { return formatAgo(time.Since(t)) },
-	"clock":    func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05.000 UTC") },
-	"chart":    chart,
-	"last":     last,
-	"percent":  func(share float64) string { return strconv.FormatFloat(100*share, 'f', 0, 64) },
-	"progress": formatProgress,
-	"link":     streamLink,
+	"bytes":     formatBytes,
+	"count":     formatCount,
+	"rate":      formatRate,
+	"ago":       func(t time.Time) string { return formatAgo(time.Since(t)) },
+	"clock":     func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05.000 UTC") },
+	"chart":     chart,
+	"last":      last,
+	"top":       top,
+	"percent":   func(share float64) string { return strconv.FormatFloat(100*share, 'f', 0, 64) },
+	"progress":  formatProgress,
+	"retention": formatRetention,
+	"link":      streamLink,
 	"value": func(v any) any {
 		switch v := v.(type) {
 		case *int64:
@@ -111,6 +113,21 @@ func formatProgress(raw json.RawMessage) string {
 	}
 	sort.Strings(parts)
 	return strings.Join(parts, " · ")
+}
+
+// formatRetention shows an interval as PostgreSQL spells it, with units where that is a bare clock time ("24:00:00").
+func formatRetention(interval string) string {
+	var hours, minutes, seconds int
+	if n, _ := fmt.Sscanf(interval, "%d:%d:%d", &hours, &minutes, &seconds); n != 3 || seconds != 0 {
+		return interval
+	}
+	switch {
+	case minutes == 0:
+		return fmt.Sprintf("%d h", hours)
+	case hours == 0:
+		return fmt.Sprintf("%d min", minutes)
+	}
+	return fmt.Sprintf("%d h %d min", hours, minutes)
 }
 
 // streamLink is the address of a stream's page. Its names are any text at all.

@@ -1,6 +1,10 @@
 package statuspage
 
-import "time"
+import (
+	"fmt"
+	"slices"
+	"time"
+)
 
 // sample is what is kept of one moment.
 type sample struct {
@@ -80,6 +84,26 @@ func (h history) rates(counter func(sample) (int64, bool)) []float64 {
 		out = append(out, float64(to-from)/seconds)
 	}
 	return out
+}
+
+// Span says how much of the past there is.
+func (h history) Span() string {
+	if len(h.samples) < 2 {
+		return "just begun"
+	}
+	d := h.samples[len(h.samples)-1].at.Sub(h.samples[0].at).Round(time.Second)
+	if d < 2*time.Minute {
+		return fmt.Sprintf("last %d s", int(d.Seconds()))
+	}
+	return fmt.Sprintf("last %d min", int(d.Minutes()))
+}
+
+// top is the largest value of a series, 0 when there is none.
+func top(series []float64) float64 {
+	if len(series) == 0 {
+		return 0
+	}
+	return slices.Max(series)
 }
 
 // last is the newest value of a series, 0 when there is none.

@@ -28,7 +28,7 @@ func newDatabase(t *testing.T) Database {
 	defer conn.Close(context.Background())
 	must(t, migrations.Up(ctx, conn))
 	for _, sql := range []string{
-		`SELECT pg_create_logical_replication_slot(slot_name, 'pgoutput') FROM koldstore.checkpoint`,
+		`SELECT pg_create_logical_replication_slot((SELECT slot_name FROM koldstore.checkpoint), 'pgoutput')`, // not while a scan is open
 		`CREATE TABLE public."T <b>q" (id bigint PRIMARY KEY, note text)`,
 		`SELECT koldstore.manage_table('public."T <b>q"')`,
 		`CALL koldstore.create_stream('public', 'S.é <i>', 'public', 'T <b>q', 'id > 10')`,
@@ -86,7 +86,7 @@ func TestPageShowsADatabase(t *testing.T) {
 	}
 	for _, want := range []string{
 		"not applying", db.Name, "12\u202f345", "S.é &lt;i&gt;", "T &lt;b&gt;q", "(id &gt; 10)", "the disk &lt;u&gt;is&lt;/u&gt; full", "rows flushed 7",
-		`<path class="line"`, `<td class="n">4</td><td class="n">9</td>`, `<td class="n alarm">3</td>`,
+		`<path class="line"`, `<td class="n" data-label="Consumers">4</td><td class="n" data-label="Lag">9</td>`, `<td class="n alarm" data-label="Lost">3</td>`, "up to", "last 0 s",
 	} {
 		if !strings.Contains(body, want) {
 			t.Errorf("the page lacks %q", want)

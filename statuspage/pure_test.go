@@ -15,6 +15,9 @@ func TestRatesOfCounters(t *testing.T) {
 	for i, events := range []map[string]int64{{"a": 7}, {"a": 10}, {"a": 4}, {"a": 4, "b": 50}, {"a": 24, "b": 60}} {
 		h.add(sample{at: start.Add(time.Duration(i) * 2 * time.Second), rowsApplied: int64(i * i), lagBytes: int64(i), events: events})
 	}
+	if got := h.Span(); got != "last 6 s" {
+		t.Errorf("the samples span %q", got)
+	}
 	// The first sample is forgotten. Counter a begins anew once; b appears later, and what it had by then is no rate.
 	for _, c := range []struct {
 		what      string
@@ -69,6 +72,11 @@ func TestFormats(t *testing.T) {
 		{formatAgo(90 * time.Minute), "90 min ago"},
 		{formatProgress(json.RawMessage(`{"rows": 12000, "segments_written": 2}`)), "rows 12\u202f000 · segments written 2"},
 		{formatProgress(json.RawMessage(`null`)), ""},
+		{formatRetention("24:00:00"), "24 h"},
+		{formatRetention("00:45:00"), "45 min"},
+		{formatRetention("01:30:00"), "1 h 30 min"},
+		{formatRetention("00:00:05"), "00:00:05"},
+		{formatRetention("30 days"), "30 days"},
 		{streamLink("a&b", stream{Schema: "../x", Name: `T "q"`}), "/stream?db=a%26b&name=T+%22q%22&schema=..%2Fx"},
 	} {
 		if c[0] != c[1] {
