@@ -223,7 +223,7 @@ func (c *config) validate() error {
 		errs = append(errs, fmt.Errorf("%s: %s", key, fmt.Sprintf(format, args...)))
 	}
 	if c.Postgres.DSN == "" {
-		bad("postgres.dsn", "is missing")
+		bad("postgres.dsn", "is missing; koldproxy init writes a configuration, --config names it")
 	} else if pg, err := c.pgxConfig(""); err != nil {
 		bad("postgres.dsn", "%v", err)
 	} else {

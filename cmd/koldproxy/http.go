@@ -6,6 +6,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,7 +24,7 @@ func newHTTPServer(gatherer prometheus.Gatherer, ready func() error, page *statu
 	mux.Handle("/", page)
 	if profiles {
 		for path, h := range map[string]http.HandlerFunc{
-			"": pprof.Index, "cmdline": pprof.Cmdline, "symbol": pprof.Symbol, "profile": unhurried(pprof.Profile), "trace": unhurried(pprof.Trace),
+			"": pprof.Index, "cmdline": commandName, "symbol": pprof.Symbol, "profile": unhurried(pprof.Profile), "trace": unhurried(pprof.Trace),
 		} {
 			mux.Handle("GET /debug/pprof/"+path, page.Guard(h))
 		}
@@ -44,6 +46,11 @@ func newHTTPServer(gatherer prometheus.Gatherer, ready func() error, page *statu
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
 	}
+}
+
+// commandName is pprof's cmdline without arguments: --set may have brought secrets.
+func commandName(w http.ResponseWriter, _ *http.Request) {
+	answer(w, http.StatusOK, filepath.Base(os.Args[0]))
 }
 
 // unhurried lets a handler write for longer than the server's limit: a profile takes as long as it is asked to.
