@@ -24,81 +24,81 @@ type material struct {
 	server *tls.Config // towards the server; nil when off
 }
 
-// certificates holds the TLS material of a Server and reads it again when its files change. Connections that exist are not
-// touched. Its methods may be called concurrently.
-type certificates struct {
+// watched is a value that is made from files, and made again when they change. What was made stays as it is for those who have it. Its
+// methods may be called concurrently.
+type watched[T any] struct {
 	log   zerolog.Logger
-	value atomic.Pointer[material]
+	value atomic.Pointer[T]
 
 	mu      sync.Mutex // guards the fields below
-	cfg     Config
+	files   []string
+	load    func() (*T, error)
 	stamp   string // of the files as they were when they were last read
 	failed  string // the error that has been logged
 	checked time.Time
 }
 
-func newCertificates(cfg Config, log zerolog.Logger) (*certificates, error) {
-	c := &certificates{cfg: cfg, log: log, checked: time.Now(), stamp: cfg.tlsStamp()}
-	m, err := cfg.loadTLS()
+func watch[T any](files []string, load func() (*T, error), log zerolog.Logger) (*watched[T], error) {
+	w := &watched[T]{log: log, files: files, load: load, stamp: stampOf(files), checked: time.Now()}
+	value, err := load()
 	if err != nil {
 		return nil, err
 	}
-	c.value.Store(m)
-	return c, nil
+	w.value.Store(value)
+	return w, nil
 }
 
-// current returns the newest material that could be read.
-func (c *certificates) current() *material {
-	if c.mu.TryLock() { // somebody else is looking otherwise
-		defer c.mu.Unlock()
-		if now := time.Now(); now.Sub(c.checked) >= recheck {
-			c.checked = now
-			if stamp := c.cfg.tlsStamp(); stamp != c.stamp || c.failed != "" {
-				_ = c.read(stamp)
+// current returns the newest value that could be made.
+func (w *watched[T]) current() *T {
+	if w.mu.TryLock() { // somebody else is looking otherwise
+		defer w.mu.Unlock()
+		if now := time.Now(); now.Sub(w.checked) >= recheck {
+			w.checked = now
+			if stamp := stampOf(w.files); stamp != w.stamp || w.failed != "" {
+				_ = w.read(stamp)
 			}
 		}
 	}
-	return c.value.Load()
+	return w.value.Load()
 }
 
-// reload reads the files that a configuration names, now. After an error, which is logged too, the old material and the old
-// configuration stay in use.
-func (c *certificates) reload(cfg Config) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.failed = "" // asked for, so it is said again
-	old := c.cfg
-	c.cfg = cfg
-	err := c.read(cfg.tlsStamp())
+// reload reads other files, now. After an error, which is logged too, the old value and the old files stay in use.
+func (w *watched[T]) reload(files []string, load func() (*T, error)) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.failed = "" // asked for, so it is said again
+	oldFiles, oldLoad := w.files, w.load
+	w.files, w.load = files, load
+	err := w.read(stampOf(files))
 	if err != nil {
-		c.cfg = old
+		w.files, w.load = oldFiles, oldLoad
 	}
 	return err
 }
 
 // read reads the files; the caller holds mu. The stamp is taken before, so that a change while reading is seen next time.
-func (c *certificates) read(stamp string) error {
-	c.stamp = stamp
-	m, err := c.cfg.loadTLS()
+func (w *watched[T]) read(stamp string) error {
+	w.stamp = stamp
+	value, err := w.load()
 	if err != nil {
-		if c.failed != err.Error() {
-			c.log.Error().Err(err).Msg("cannot reload the TLS files, the old ones stay in use")
+		if w.failed != err.Error() {
+			w.log.Error().Err(err).Msg("cannot reload the TLS files, the old ones stay in use")
 		}
-		c.failed = err.Error()
+		w.failed = err.Error()
 		return err
 	}
-	c.failed = ""
-	c.value.Store(m)
+	w.failed = ""
+	w.value.Store(value)
 	if stamp != "" {
-		c.log.Info().Msg("TLS files reloaded")
+		w.log.Info().Msg("TLS files reloaded")
 	}
 	return nil
 }
 
-// tlsStamp changes when one of the TLS files does.
-func (c Config) tlsStamp() string {
+// stampOf changes when one of the files does.
+func stampOf(files []string) string {
 	var b strings.Builder
-	for _, path := range []string{c.TLSCert, c.TLSKey, c.ClientCA, c.ServerCA, c.ServerCert, c.ServerKey} {
+	for _, path := range files {
 		if path == "" {
 			continue
 		}
@@ -109,6 +109,37 @@ func (c Config) tlsStamp() string {
 		}
 	}
 	return b.String()
+}
+
+// certificates are the TLS material of a Server.
+type certificates struct{ *watched[material] }
+
+func newCertificates(cfg Config, log zerolog.Logger) (*certificates, error) {
+	w, err := watch(cfg.tlsFiles(), cfg.loadTLS, log)
+	return &certificates{w}, err
+}
+
+// reload reads the files that a configuration names.
+func (c *certificates) reload(cfg Config) error { return c.watched.reload(cfg.tlsFiles(), cfg.loadTLS) }
+
+func (c Config) tlsFiles() []string {
+	return []string{c.TLSCert, c.TLSKey, c.ClientCA, c.ServerCA, c.ServerCert, c.ServerKey}
+}
+
+// ReloadedTLS is for koldproxy's other listeners: it shows clients the certificate in two PEM files, which are read again when they
+// change, as the proxy's own are.
+func ReloadedTLS(certFile, keyFile string, log zerolog.Logger) (*tls.Config, error) {
+	w, err := watch([]string{certFile, keyFile}, func() (*tls.Certificate, error) {
+		pair, err := tls.LoadX509KeyPair(certFile, keyFile)
+		return &pair, err
+	}, log)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Config{
+		MinVersion:     tls.VersionTLS12,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return w.current(), nil },
+	}, nil
 }
 
 func (c Config) loadTLS() (*material, error) {

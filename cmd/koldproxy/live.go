@@ -6,14 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
-	"sync"
-	"time"
+
+	"github.com/rs/zerolog"
 
 	"github.com/koldproxy/koldproxy/changefeed"
 	"github.com/koldproxy/koldproxy/changefeed/mqtt"
 	"github.com/koldproxy/koldproxy/changefeed/sse"
+	"github.com/koldproxy/koldproxy/proxy"
 )
 
 // publishers hand each event to all ways of live push.
@@ -83,7 +83,9 @@ func (s *service) openLive() (publishers, error) {
 }
 
 // listenMQTT opens the broker's listeners. On an error those that are open come along.
-func listenMQTT(ctx context.Context, m mqttSection, listen func(context.Context, string) (net.Listener, error)) (all []net.Listener, err error) {
+func listenMQTT(
+	ctx context.Context, m mqttSection, log zerolog.Logger, listen func(context.Context, string) (net.Listener, error),
+) (all []net.Listener, err error) {
 	for _, l := range m.listeners() {
 		if l.address == "" {
 			continue
@@ -93,11 +95,11 @@ func listenMQTT(ctx context.Context, m mqttSection, listen func(context.Context,
 			return all, fmt.Errorf("%s: %w", l.key, err)
 		}
 		if l.tls {
-			pair := &keyPair{cert: m.TLSCert, key: m.TLSKey}
-			if _, err := pair.get(nil); err != nil {
+			secure, err := proxy.ReloadedTLS(m.TLSCert, m.TLSKey, log)
+			if err != nil {
 				return append(all, ln), fmt.Errorf("mqtt.tls_cert: %w", err)
 			}
-			ln = tls.NewListener(ln, &tls.Config{GetCertificate: pair.get, MinVersion: tls.VersionTLS12})
+			ln = tls.NewListener(ln, secure)
 		}
 		if l.ws {
 			ln = mqtt.WebsocketListener(ln)
@@ -105,42 +107,4 @@ func listenMQTT(ctx context.Context, m mqttSection, listen func(context.Context,
 		all = append(all, ln)
 	}
 	return all, nil
-}
-
-// keyPair is a certificate with its key in files, which are read again when they change.
-type keyPair struct {
-	cert, key string
-
-	mu     sync.Mutex
-	loaded *tls.Certificate
-	stamp  [2]time.Time
-}
-
-func (p *keyPair) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	var stamp [2]time.Time
-	for i, file := range []string{p.cert, p.key} {
-		info, err := os.Stat(file)
-		if err != nil {
-			return p.loaded, unlessLoaded(p.loaded, err)
-		}
-		stamp[i] = info.ModTime()
-	}
-	if p.loaded != nil && stamp == p.stamp {
-		return p.loaded, nil
-	}
-	pair, err := tls.LoadX509KeyPair(p.cert, p.key)
-	if err != nil { // half written, perhaps
-		return p.loaded, unlessLoaded(p.loaded, err)
-	}
-	p.loaded, p.stamp = &pair, stamp
-	return p.loaded, nil
-}
-
-func unlessLoaded(loaded *tls.Certificate, err error) error {
-	if loaded != nil {
-		return nil
-	}
-	return err
 }

@@ -54,7 +54,7 @@ type service struct {
 func run(
 	ctx context.Context, cfg *config, log zerolog.Logger, hangups <-chan os.Signal, ready func(context.Context, endpoints) error,
 ) error {
-	ls, err := listen(ctx, cfg)
+	ls, err := listen(ctx, cfg, log)
 	if err != nil {
 		return errors.Join(err, ls.close())
 	}
@@ -74,7 +74,7 @@ func unlessDone(ctx context.Context, err error) error {
 	return nil
 }
 
-func listen(ctx context.Context, cfg *config) (ls listeners, err error) {
+func listen(ctx context.Context, cfg *config, log zerolog.Logger) (ls listeners, err error) {
 	listen := proxy.Listen
 	if cfg.Proxy.ReusePort {
 		listen = proxy.ListenShared
@@ -91,7 +91,7 @@ func listen(ctx context.Context, cfg *config) (ls listeners, err error) {
 		ls.proxy = append(ls.proxy, ln)
 	}
 	if cfg.MQTT.Enabled {
-		if ls.mqtt, err = listenMQTT(ctx, cfg.MQTT, listen); err != nil {
+		if ls.mqtt, err = listenMQTT(ctx, cfg.MQTT, log.With().Str("part", "mqtt").Logger(), listen); err != nil {
 			return ls, err
 		}
 	}
