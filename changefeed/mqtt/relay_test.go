@@ -79,7 +79,7 @@ func runRelay(t *testing.T, cfg RelayConfig) (*Relay, *lockedBuffer) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- relay.Run(ctx) }()
 	t.Cleanup(func() {
