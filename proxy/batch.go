@@ -9,6 +9,7 @@ type batch struct {
 	messages []logged
 	size     int
 	broken   bool // it is not whole, or sending it again would mean something else
+	share    share
 
 	parsed map[string]bool // statements that it has made
 	relied map[string]bool // statements that it has used and not made
@@ -22,7 +23,10 @@ type logged struct {
 }
 
 // reset begins a new batch.
-func (b *batch) reset() { *b = batch{} }
+func (b *batch) reset() {
+	b.share.release()
+	*b = batch{share: b.share}
+}
 
 // add notes a message. limit bounds how many bytes are kept.
 func (b *batch) add(m logged, limit int) {
@@ -38,11 +42,12 @@ func (b *batch) add(m logged, limit int) {
 		return
 	}
 	b.size += len(m.message)
-	if b.size > limit {
+	if b.size > limit || !b.share.afford(b.size) {
 		b.broken = true
 	}
 	if b.broken {
 		b.messages = nil
+		b.share.release()
 		return
 	}
 	b.messages = append(b.messages, m)

@@ -115,10 +115,16 @@ func (s *Server) cancel(ctx context.Context, packet startupPacket) error {
 		target.cancelDemand()
 		return s.sendCancel(ctx, target.set, target.endpoint, packet.raw)
 	}
-	var errs []error
-	for _, e := range s.current().endpoints { // a server that does not know the key says nothing
-		errs = append(errs, s.sendCancel(ctx, s.current(), e, packet.raw))
+	endpoints := s.current().endpoints
+	errs := make([]error, len(endpoints))
+	var all sync.WaitGroup
+	for i, e := range endpoints { // at once: one may be stuck, and a server that does not know the key says nothing
+		all.Go(func() {
+			defer s.recovered()
+			errs[i] = s.sendCancel(ctx, s.current(), e, packet.raw)
+		})
 	}
+	all.Wait()
 	return errors.Join(errs...)
 }
 

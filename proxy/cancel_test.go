@@ -5,8 +5,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -80,6 +83,42 @@ func TestCancelWhileADemandIsBeingFulfilled(t *testing.T) {
 			mustExec(t, conn, "SELECT 1")
 		} else if conn.PgConn().TxStatus() != 'E' {
 			t.Errorf("transaction status %c", conn.PgConn().TxStatus())
+		}
+	}
+}
+
+// A server that says nothing does not keep a cancel request from the others.
+func TestUnknownCancelsReachEveryServer(t *testing.T) {
+	t.Parallel()
+	stuck := scripted(t, "")
+	p := startProxy(t, func(c *Config, _ *Deps) {
+		c.ForwardUnknownCancels, c.Upstream, c.CancelTimeout = true, stuck+","+c.Upstream, time.Second
+	})
+	conn := connect(t, p.cluster.DSN("postgres", "", "")).PgConn() // past this koldproxy, as through another one
+	ended := make(chan error, 1)
+	go func() {
+		_, err := conn.Exec(within(t), "SELECT pg_sleep(60)").ReadAll()
+		ended <- err
+	}()
+	var process [4]byte
+	binary.BigEndian.PutUint32(process[:], conn.PID())
+	for {
+		client, err := net.Dial("tcp", p.addr.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.Write(cancelRequest(process, conn.SecretKey())); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, client)
+		_ = client.Close()
+		select {
+		case err := <-ended:
+			if e, ok := errors.AsType[*pgconn.PgError](err); !ok || e.Code != koldproxy.CodeQueryCanceled {
+				t.Errorf("got %v", err)
+			}
+			return
+		default:
 		}
 	}
 }

@@ -115,7 +115,7 @@ type Config struct {
 
 	// HandshakeTimeout is the time from accept to the first ReadyForQuery, everything in between included.
 	HandshakeTimeout time.Duration
-	// ConnectTimeout bounds opening one connection to the server.
+	// ConnectTimeout bounds opening one connection to a server. If another one is left to try that includes its first answer.
 	ConnectTimeout time.Duration
 	// CancelTimeout bounds the forwarding of one cancel request.
 	CancelTimeout time.Duration
@@ -140,7 +140,8 @@ type Config struct {
 	// InspectBytes is the largest Query or Parse that is searched; larger ones are streamed through unseen.
 	InspectBytes int
 	// HoldBytes bounds the answer of a statement that may demand cold rows while it is held back, and the Bind message
-	// that is kept to run it again. Beyond it the answer is let go and the statement is not repeated.
+	// that is kept to run it again. Beyond it the answer is let go and the statement is not repeated. All sessions together
+	// hold sixteen times as much, and each of them 64 kB whatever the others hold.
 	HoldBytes int
 }
 

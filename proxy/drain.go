@@ -11,6 +11,9 @@ import (
 // cutGrace is how long a session may take to end after it was cut: long enough for PostgreSQL to act on a cancel request.
 const cutGrace = 5 * time.Second
 
+// cutWrite is how long a client may take to read what it has got when its session is cut.
+const cutWrite = time.Second
+
 // join makes a session one that drain waits for. It is false when draining has begun.
 func (g *group) join(s *session) bool {
 	g.mu.Lock()

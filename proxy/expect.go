@@ -75,6 +75,7 @@ type tracker struct {
 	queue  queue
 	status byte // of the last ReadyForQuery: I, T or E; 0 before the first
 
+	open     bool // something was sent for which no Sync has been sent yet
 	skipping bool // an extended message failed: what the client sends up to Sync is void
 	copying  bool // the server reads copy data: Sync and Flush are void until CopyDone
 
@@ -116,7 +117,9 @@ func newTracker() *tracker {
 }
 
 // idle says that every message has been answered and no transaction is open.
-func (t *tracker) idle() bool { return t.settled() && !t.copying && !t.skipping && t.status == 'I' }
+func (t *tracker) idle() bool {
+	return t.settled() && !t.open && !t.copying && !t.skipping && t.status == 'I'
+}
 
 // settled says that the server owes no answer.
 func (t *tracker) settled() bool { return t.head() == nil }
@@ -142,6 +145,13 @@ func (t *tracker) sent(kind byte, d *detail) {
 		t.demanded = t.demanded || d.text.mayDemand
 	}
 	t.noteDemands(kind, d)
+	switch kind {
+	case msgSync, msgQuery, msgFunction:
+		t.open = false
+	case msgCopyDone:
+	default:
+		t.open = true
+	}
 	if t.copying {
 		switch kind {
 		case msgSync, msgFlush:

@@ -212,3 +212,42 @@ func FuzzTracker(f *testing.F) {
 		}
 	})
 }
+
+// An implicit transaction is open until its Sync, however much of it has been answered.
+func TestIdleBatches(t *testing.T) {
+	t.Parallel()
+	tr := newTracker()
+	say := func(want bool, sent, received string) {
+		t.Helper()
+		for _, kind := range []byte(sent) {
+			tr.sent(kind, nil)
+		}
+		for _, typ := range []byte(received) {
+			var body []byte
+			if typ == msgReady {
+				body = []byte("I")
+			}
+			tr.received(typ, body)
+		}
+		if tr.idle() != want {
+			t.Errorf("behind %s and %s: idle is %t", sent, received, !want)
+		}
+	}
+	say(true, "Q", "CZ")
+	say(false, "P", "")
+	say(false, "BEH", "12C")
+	say(false, "BE", "2C")
+	say(false, "S", "")
+	say(true, "", "Z")
+	say(false, "PBES", "12C")
+	say(false, "P", "Z")
+	say(false, "H", "1")
+	say(true, "S", "Z")
+	say(false, "PBESdcS", "12G") // a COPY, as libpq has it
+	say(true, "", "CZ")
+	say(false, "PBES", "12G") // the Sync comes to nothing
+	say(false, "dc", "C")
+	say(true, "S", "Z")
+	say(false, "PB", "E")
+	say(true, "S", "Z")
+}

@@ -165,6 +165,7 @@ func TestTheNextServerIsTried(t *testing.T) {
 	t.Parallel()
 	direct := startProxy(t).cluster
 	notYet := scripted(t, string(fatal("57P03", "the database system is starting up")))
+	stuck := scripted(t, "") // a postmaster that was stopped, say: the kernel takes its connections
 	full := scripted(t, string(fatal("53300", "sorry, too many clients already")))
 	for _, c := range []struct {
 		name     string
@@ -172,13 +173,23 @@ func TestTheNextServerIsTried(t *testing.T) {
 		want     string // part of the error; empty: it works
 	}{
 		{"behind one that is away and one that starts up", []string{deadAddress(t), notYet, addressOf(direct)}, ""},
+		{"behind one that says nothing", []string{stuck, addressOf(direct)}, ""},
+		{"the last one says nothing", []string{deadAddress(t), stuck}, "lost the connection to the PostgreSQL server"},
 		{"one that refuses for another reason is final", []string{full, addressOf(direct)}, "too many clients already"},
 		{"what the last one says is final", []string{deadAddress(t), notYet}, "starting up"},
 		{"nobody is there", []string{deadAddress(t), deadAddress(t)}, "cannot connect to the PostgreSQL server"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			p := startProxy(t, func(cfg *Config, _ *Deps) { cfg.Upstream = strings.Join(c.upstream, ",") })
+			p := startProxy(t, func(cfg *Config, _ *Deps) {
+				cfg.Upstream = strings.Join(c.upstream, ",")
+				if slices.Contains(c.upstream, stuck) {
+					cfg.ConnectTimeout, cfg.HandshakeTimeout = time.Second, 15*time.Second
+				}
+				if c.upstream[len(c.upstream)-1] == stuck {
+					cfg.HandshakeTimeout = time.Second
+				}
+			})
 			conn, err := pgconn.Connect(within(t), p.dsn(t, p.cluster.DSN("postgres", "", "")))
 			if err == nil {
 				_ = conn.Close(within(t))

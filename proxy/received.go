@@ -247,6 +247,9 @@ func (t *tracker) void() {
 // copyIn voids the Sync and Flush messages that the server will meet while it reads copy data.
 func (t *tracker) copyIn() {
 	t.copying = true
+	if e := t.head(); e != nil && e.kind == msgExecute {
+		t.open = true // a Sync behind it is none
+	}
 	t.queue.filterTail(func(e entry) bool {
 		if !t.copying {
 			return true
@@ -273,6 +276,7 @@ func (t *tracker) ready(body []byte) {
 		t.skipping = false
 	}
 	t.copying = false
+	t.open = t.open && !t.settled()
 	t.executes, t.binds, t.answered, t.lasts = 0, 0, false, false
 	if len(body) != 1 {
 		return

@@ -52,7 +52,8 @@ type session struct {
 	open     bool   // the same without what is about to be sent
 	pinned   []page // what cursors of the transaction need
 	planned  planned
-	prepared bool // SQL's PREPARE was used for something that may demand
+	pages    share // for what is staged
+	prepared bool  // SQL's PREPARE was used for something that may demand
 	// preparedLasting says that what was prepared may do what no error takes back.
 	preparedLasting bool
 	renewing        sync.WaitGroup
@@ -99,6 +100,7 @@ func newSession(s *Server, front *stream, p startupParameters) *session {
 		resume:   make(chan struct{}),
 		ended:    make(chan struct{}),
 	}
+	session.batch.share.of, session.pages.of = &s.held, &s.held
 	session.tracked = p.understood && !p.replication
 	if session.intercept = session.tracked && s.intercepts(p.database); session.intercept {
 		session.names = s.demandNames(p.database)
@@ -112,6 +114,8 @@ func newSession(s *Server, front *stream, p startupParameters) *session {
 func (s *session) run(ctx context.Context, packet startupPacket, shaken func()) {
 	defer close(s.ended)
 	defer s.renewing.Wait()
+	defer s.pages.release()
+	defer s.batch.reset()
 	handshake, stop := context.WithDeadline(ctx, s.deadline)
 	defer stop()
 	if err := s.connect(handshake, packet); err != nil {
@@ -169,6 +173,9 @@ func (s *session) pump(ctx context.Context) bool {
 	if s.draining || s.severed { // told when there was nothing to interrupt
 		_ = back.SetReadDeadline(longAgo)
 	}
+	if s.severed {
+		_ = front.SetWriteDeadline(time.Now().Add(cutWrite))
+	}
 	s.mu.Unlock()
 	var pumps errgroup.Group
 	pumps.Go(func() error { return s.guard(func() error { return s.pumpServer() }) })
@@ -215,6 +222,7 @@ func (s *session) notBegun(err error) {
 	}
 	s.note(err)
 	if f, ok := errors.AsType[*failure](err); ok && f.side == sideServer {
+		_ = s.front.conn.SetWriteDeadline(time.Now().Add(linger)) // that of the handshake may be what has passed
 		_ = s.toClient(lost())
 	}
 }
@@ -301,6 +309,7 @@ func (s *session) cut(ctx context.Context) {
 	s.cancelDemand()
 	s.mu.Lock()
 	s.severed, s.over = true, true
+	_ = s.front.conn.SetWriteDeadline(time.Now().Add(cutWrite)) // a client may not read at all
 	key := s.key
 	s.interrupt()
 	s.mu.Unlock()

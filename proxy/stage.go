@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -10,12 +11,12 @@ import (
 	"github.com/koldproxy/koldproxy"
 )
 
-const (
+var (
 	// reserved is the name of statements, portals and the savepoint that koldproxy adds to a session. They are gone again
-	// before the client gets its answer.
-	reserved = "koldproxy.demand"
+	// before the client gets its answer. No client has something of this name by chance or because of a habit.
+	reserved = "koldproxy.demand." + rand.Text()
 	// spoiler is the name of a portal that does not exist: executing it makes the server fail.
-	spoiler = "koldproxy.demand_failed"
+	spoiler = reserved + ".failed"
 )
 
 // step is SQL of koldproxy's own, as messages and as the answers that they have.
@@ -74,6 +75,15 @@ func (c *conversation) meet(ctx context.Context, o outcome) (bool, error) {
 		return false, c.fail(denied(o.failed), false)
 	}
 	s := c.session
+	ctx, stop, failed, err := c.bound(ctx)
+	if err != nil {
+		return false, err
+	}
+	if failed != nil { // a cancel request
+		c.count("failed")
+		return false, c.fail(failed, c.way == waySaved)
+	}
+	defer stop()
 	answer, err := s.fulfil(ctx, o.demand)
 	if err == nil {
 		answer, err = seal(key, o.demand, answer)
@@ -83,8 +93,14 @@ func (c *conversation) meet(ctx context.Context, o outcome) (bool, error) {
 		fs, _ := parseFields(o.failed[headerLen:])
 		return false, c.fail(fs.replaced(asError(err)).appendTo(nil, msgError), false)
 	}
+	next := page{o.demand, answer}
+	if !s.pages.afford(sizeOf(s.pinned) + sizeOf(c.staged) + next.size()) {
+		c.count("failed")
+		fs, _ := parseFields(o.failed[headerLen:])
+		return false, c.fail(fs.replaced(tooManyRows(&s.server.held)).appendTo(nil, msgError), false)
+	}
 	c.count("fulfilled")
-	c.staged = append(c.staged, page{o.demand, answer})
+	c.staged = append(c.staged, next)
 	return true, nil
 }
 

@@ -84,6 +84,7 @@ type hold struct {
 	held    []byte
 	kept    []byte // what is not part of the answer, and is not thrown away with it
 	open    bool   // too much to keep: everything goes through
+	share   share
 }
 
 // write is for relayServer.
@@ -92,7 +93,7 @@ func (h *hold) write(b []byte) error {
 		return h.session.toClient(b)
 	}
 	h.held = append(h.held, b...)
-	if len(h.held) <= h.limit {
+	if len(h.held) <= h.limit && h.share.afford(cap(h.held)) {
 		return nil
 	}
 	return h.release()
@@ -115,6 +116,7 @@ func (h *hold) discard() {
 
 // release lets the answer go, and what follows too.
 func (h *hold) release() error {
+	defer h.share.release()
 	h.open = true
 	held := h.held
 	h.held, h.kept = nil, nil

@@ -55,16 +55,18 @@ func (s *session) try(ctx context.Context, e endpoint, wanted SessionAttrs, pack
 			return errWrongState
 		}
 	}
+	until := time.Now().Add(s.set.ConnectTimeout)
 	conn, err := s.server.dial(ctx, s.set, e)
 	if err != nil {
 		return err
 	}
-	_ = conn.SetDeadline(s.deadline)
+	_ = conn.SetDeadline(earlier(until, s.deadline))
 	back := newStream(conn)
 	if err := s.offerTo(back, packet, last); err != nil {
 		_ = conn.Close()
 		return err
 	}
+	_ = conn.SetDeadline(s.deadline)
 	s.mu.Lock()
 	s.back = back
 	// A name may stand for several addresses: a cancel request has to go to this one.
@@ -74,8 +76,15 @@ func (s *session) try(ctx context.Context, e endpoint, wanted SessionAttrs, pack
 	return nil
 }
 
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
 // offerTo sends the startup packet to a server. If there is another one left to try it waits for the first message, and one
-// that says "not now" is an error.
+// that says "not now" is an error; so is none within ConnectTimeout, since a server may take connections and be stuck.
 func (s *session) offerTo(back *stream, packet startupPacket, last bool) error {
 	n, err := back.conn.Write(packet.raw)
 	s.server.metrics.toServer.Add(float64(n))
