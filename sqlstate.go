@@ -17,6 +17,7 @@ const (
 	CodeCannotConnect        = "08001"
 	CodeInvalidAuthorization = "28000"
 	CodeInvalidPassword      = "28P01"
+	CodeOutOfMemory          = "53200"
 	CodeTooManyConnections   = "53300"
 	CodeAdminShutdown        = "57P01"
 	CodeCannotConnectNow     = "57P03"

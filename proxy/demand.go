@@ -54,6 +54,9 @@ type page struct {
 	sealed []byte
 }
 
+// size is how many bytes staging the page takes.
+func (p page) size() int { return len(p.sealed) }
+
 // planned are the pages that planning a portal's statement has taken; executing it will take them again.
 type planned struct {
 	portal string
@@ -80,6 +83,7 @@ func (s *session) runDemanding(ctx context.Context, kind byte, m looked) (err er
 	c := &conversation{session: s, kind: kind, message: m.rewritten, detail: m.detail}
 	c.hold = hold{session: s, limit: s.server.cfg.HoldBytes, share: share{of: &s.server.held}}
 	defer c.hold.share.release()
+	defer func() { s.pages.shrink(sizeOf(s.pinned) + sizeOf(s.planned.pages)) }()
 	err = c.run(ctx, cancel)
 	if released := c.hold.release(); err == nil {
 		return released

@@ -52,7 +52,7 @@ type Server struct {
 	certs    *certificates
 	states   serverStates
 	asking   asking
-	held     heldBudget
+	held     budget
 
 	loops     loops
 	admission admission
@@ -77,7 +77,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 		log:     deps.Log,
 		metrics: deps.Metrics,
 		states:  serverStates{prober: deps.Prober},
-		held:    heldBudget{limit: heldSessions * int64(cfg.HoldBytes)},
+		held:    budget{limit: heldSessions * int64(cfg.HoldBytes)},
 		cancels: make(chan struct{}, cfg.MaxCancels),
 		waiting: make(chan struct{}, waitingCancels*cfg.MaxCancels),
 	}

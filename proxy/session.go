@@ -52,7 +52,8 @@ type session struct {
 	open     bool   // the same without what is about to be sent
 	pinned   []page // what cursors of the transaction need
 	planned  planned
-	prepared bool // SQL's PREPARE was used for something that may demand
+	pages    share // for what is staged
+	prepared bool  // SQL's PREPARE was used for something that may demand
 	// preparedLasting says that what was prepared may do what no error takes back.
 	preparedLasting bool
 	renewing        sync.WaitGroup
@@ -99,7 +100,7 @@ func newSession(s *Server, front *stream, p startupParameters) *session {
 		resume:   make(chan struct{}),
 		ended:    make(chan struct{}),
 	}
-	session.batch.share.of = &s.held
+	session.batch.share.of, session.pages.of = &s.held, &s.held
 	session.tracked = p.understood && !p.replication
 	if session.intercept = session.tracked && s.intercepts(p.database); session.intercept {
 		session.names = s.demandNames(p.database)
@@ -113,6 +114,7 @@ func newSession(s *Server, front *stream, p startupParameters) *session {
 func (s *session) run(ctx context.Context, packet startupPacket, shaken func()) {
 	defer close(s.ended)
 	defer s.renewing.Wait()
+	defer s.pages.release()
 	defer s.batch.reset()
 	handshake, stop := context.WithDeadline(ctx, s.deadline)
 	defer stop()

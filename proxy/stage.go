@@ -93,8 +93,14 @@ func (c *conversation) meet(ctx context.Context, o outcome) (bool, error) {
 		fs, _ := parseFields(o.failed[headerLen:])
 		return false, c.fail(fs.replaced(asError(err)).appendTo(nil, msgError), false)
 	}
+	next := page{o.demand, answer}
+	if !s.pages.afford(sizeOf(s.pinned) + sizeOf(c.staged) + next.size()) {
+		c.count("failed")
+		fs, _ := parseFields(o.failed[headerLen:])
+		return false, c.fail(fs.replaced(tooManyRows(&s.server.held)).appendTo(nil, msgError), false)
+	}
 	c.count("fulfilled")
-	c.staged = append(c.staged, page{o.demand, answer})
+	c.staged = append(c.staged, next)
 	return true, nil
 }
 

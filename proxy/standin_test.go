@@ -109,10 +109,14 @@ func (f *fakeFulfiller) Fulfil(ctx context.Context, database string, demand json
 	if d.Table == 13 {
 		return nil, koldproxy.Errorf(koldproxy.CodeColdUnreadable, "segment 13 cannot be read").WithDetail("It is damaged.")
 	}
+	note := "é😀"
+	if d.Table == 15 {
+		note = strings.Repeat("x", 100_000)
+	}
 	if d.Table == 14 {
 		return nil, errors.New("internal")
 	}
-	return fmt.Appendf(nil, `{"kind":"cold_page","table":%d,"page":%d,"rows":[%d,%d],"note":"é😀"}`, d.Table, d.Page, d.Page*10, d.Page*10+1), nil
+	return fmt.Appendf(nil, `{"kind":"cold_page","table":%d,"page":%d,"rows":[%d,%d],"note":%q}`, d.Table, d.Page, d.Page*10, d.Page*10+1, note), nil
 }
 
 func (f *fakeFulfiller) count() int {

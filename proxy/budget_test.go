@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/koldproxy/koldproxy"
@@ -52,6 +53,19 @@ func TestSessionsHoldABoundedAmount(t *testing.T) {
 	if err := ask(hold / 2); err != nil {
 		t.Error(err)
 	}
+	t.Run("cold rows", func(t *testing.T) {
+		for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeExec} {
+			takeAll()
+			_, err := conn.Exec(within(t), "SELECT * FROM koldstore.changes_since(1, 15)", mode)
+			if e, ok := errors.AsType[*pgconn.PgError](err); !ok || e.Code != koldproxy.CodeOutOfMemory || e.Hint == "" {
+				t.Errorf("got %v", err)
+			}
+			held.give(int(held.limit))
+			if _, err := conn.Exec(within(t), "SELECT * FROM koldstore.changes_since(1, 15)", mode); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 	p.stop()
 	if used := held.used.Load(); used != 0 {
 		t.Errorf("%d bytes are in use in the end", used)
