@@ -7,7 +7,7 @@ SHELL := bash
 # Without it the client of one object store brings a service mesh along.
 export GOFLAGS := -tags=disable_grpc_modules
 GOLANGCI_VERSION := v2.12.2
-GORELEASER_VERSION := v2.18.2
+GORELEASER_VERSION := v2.14.0
 CYCLONEDX_VERSION := v1.10.0
 VULN_VERSION := v1.9.0
 GOLANGCI := .tools/golangci-lint-$(GOLANGCI_VERSION)
