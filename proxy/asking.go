@@ -200,7 +200,7 @@ func (s *session) asks(sql []byte) bool {
 	if stale {
 		s.renewing.Go(func() {
 			defer s.server.recovered()
-			ctx, stop := context.WithTimeout(context.Background(), namesTimeout)
+			ctx, stop := context.WithTimeout(s.life, namesTimeout)
 			defer stop()
 			s.renewNames(ctx, d)
 		})

@@ -2,6 +2,8 @@ package proxy
 
 import (
 	"context"
+	"errors"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -62,5 +64,46 @@ func TestNamesThatLeadToADemand(t *testing.T) {
 		if err := conn.QueryRow(within(t), sql, pgx.QueryExecModeSimpleProtocol).Scan(&n); err != nil || n != 2 {
 			t.Errorf("%s: %d, %v", sql, n, err)
 		}
+	}
+}
+
+// waitingFulfiller knows no names when it is asked first, and waits when it is asked again.
+type waitingFulfiller struct {
+	fakeFulfiller
+	calls atomic.Int64
+	again chan struct{}
+	ended chan error
+}
+
+func (f *waitingFulfiller) DemandNames(ctx context.Context, _ string) ([]string, error) {
+	if f.calls.Add(1) == 1 {
+		return nil, nil
+	}
+	close(f.again)
+	<-ctx.Done()
+	f.ended <- ctx.Err()
+	return nil, ctx.Err()
+}
+
+// A session does not stay for an answer that is for the next ones.
+func TestAskingEndsWithTheSession(t *testing.T) {
+	t.Parallel()
+	f := &waitingFulfiller{again: make(chan struct{}), ended: make(chan error, 1)}
+	p := startProxy(t, func(_ *Config, d *Deps) { d.Fulfiller = f })
+	direct := p.cluster.TestDatabase(t)
+	p.prepare(t, direct, standIn)
+	conn := connect(t, p.dsn(t, direct))
+	mustExec(t, conn, "CREATE VIEW v AS SELECT * FROM koldstore.changes_since(1)") // the names are outdated now
+	for asked := false; !asked; {
+		mustExec(t, conn, "SELECT 1")
+		select {
+		case <-f.again:
+			asked = true
+		default:
+		}
+	}
+	_ = conn.Close(within(t))
+	if err := <-f.ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("it ended with %v", err)
 	}
 }

@@ -57,6 +57,7 @@ type session struct {
 	// preparedLasting says that what was prepared may do what no error takes back.
 	preparedLasting bool
 	renewing        sync.WaitGroup
+	life            context.Context // of what is done for the session in the background; ends with it
 
 	process [4]byte // process number and key of BackendKeyData; key is nil if there was none
 	key     []byte
@@ -99,6 +100,7 @@ func newSession(s *Server, front *stream, p startupParameters) *session {
 		parked:   make(chan struct{}),
 		resume:   make(chan struct{}),
 		ended:    make(chan struct{}),
+		life:     context.Background(),
 	}
 	session.batch.share.of, session.pages.of = &s.held, &s.held
 	session.tracked = p.understood && !p.replication
@@ -114,6 +116,9 @@ func newSession(s *Server, front *stream, p startupParameters) *session {
 func (s *session) run(ctx context.Context, packet startupPacket, shaken func()) {
 	defer close(s.ended)
 	defer s.renewing.Wait()
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	s.life = life
 	defer s.pages.release()
 	defer s.batch.reset()
 	handshake, stop := context.WithDeadline(ctx, s.deadline)
