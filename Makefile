@@ -38,7 +38,7 @@ test: setup-test fmt-check lint fuzz ## run everything that must pass: format, l
 .PHONY: test-long
 test-long: setup-long ## the same with long fuzzing and long tests, PostgreSQL's own suites, and all supported versions of PostgreSQL
 	KOLDPROXY_TEST_LONG=1 $(MAKE) test FUZZTIME=60s TESTTIME=90m
-	KOLDPROXY_TEST_EVENT_LOOPS=1 go test -race -timeout 90m ./proxy
+	KOLDPROXY_TEST_EVENT_LOOPS=-1 go test -race -timeout 90m ./proxy
 	cd integration/cold && go test -race -timeout 90m ./...
 	$(MAKE) test-versions
 

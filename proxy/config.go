@@ -115,7 +115,7 @@ type Config struct {
 
 	// HandshakeTimeout is the time from accept to the first ReadyForQuery, everything in between included.
 	HandshakeTimeout time.Duration
-	// ConnectTimeout bounds opening one connection to a server. If another one is left to try that includes its first answer.
+	// ConnectTimeout bounds opening one connection to the server.
 	ConnectTimeout time.Duration
 	// CancelTimeout bounds the forwarding of one cancel request.
 	CancelTimeout time.Duration
@@ -125,8 +125,9 @@ type Config struct {
 	// three of them with silence is gone. It also bounds how long sent data may stay unacknowledged. Zero turns both off.
 	KeepAlive time.Duration
 
-	// EventLoops is how many event loops carry the sessions whose two connections have no TLS, on Linux. Zero is one per four
-	// processors, and one at least; with a negative number, the default, each session has goroutines of its own.
+	// EventLoops is how many event loops carry the sessions whose two connections have no TLS, on Linux. Zero, the default, is
+	// one per four processors, and one at least; with a negative number, and on other systems, each session has goroutines of
+	// its own.
 	EventLoops int
 	// BusyPoll is how long an event loop without work looks for some before it sleeps. It takes processor time and saves
 	// the time of waking up; zero, the default, is not to. It is 10 ms at most.
@@ -140,8 +141,7 @@ type Config struct {
 	// InspectBytes is the largest Query or Parse that is searched; larger ones are streamed through unseen.
 	InspectBytes int
 	// HoldBytes bounds the answer of a statement that may demand cold rows while it is held back, and the Bind message
-	// that is kept to run it again. Beyond it the answer is let go and the statement is not repeated. All sessions together
-	// hold sixteen times as much, and each of them 64 kB whatever the others hold.
+	// that is kept to run it again. Beyond it the answer is let go and the statement is not repeated.
 	HoldBytes int
 }
 
@@ -166,7 +166,6 @@ func DefaultConfig() Config {
 		CancelTimeout:        10 * time.Second,
 		DrainTimeout:         30 * time.Second,
 		KeepAlive:            30 * time.Second,
-		EventLoops:           -1,
 		InspectBytes:         1 << 20,
 		HoldBytes:            16 << 20,
 	}

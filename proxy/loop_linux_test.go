@@ -241,9 +241,18 @@ func TestDrainInALoop(t *testing.T) {
 	p.backends(t, direct, 0)
 }
 
-// TestNoDescriptorIsLeftBehind runs many sessions with all kinds of ends.
+// TestNoDescriptorIsLeftBehind runs many sessions with all kinds of ends: a thousand with KOLDPROXY_TEST_LONG, then with pumps
+// as well. TestMain sees whether goroutines are left.
 func TestNoDescriptorIsLeftBehind(t *testing.T) {
-	p := startProxy(t, inLoop)
+	t.Run("loop", func(t *testing.T) { leaveNoDescriptor(t, 1) })
+	if os.Getenv("KOLDPROXY_TEST_LONG") != "" {
+		t.Run("pumps", func(t *testing.T) { leaveNoDescriptor(t, -1) })
+	}
+}
+
+func leaveNoDescriptor(t *testing.T, loops int) {
+	t.Helper()
+	p := startProxy(t, func(c *Config, _ *Deps) { c.EventLoops = loops })
 	direct := p.cluster.TestDatabase(t)
 	descriptors := func() int {
 		list, err := os.ReadDir("/proc/self/fd")

@@ -42,7 +42,7 @@ func (s *Server) pickLoop() *loop {
 	l := &s.loops
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if s.cfg.EventLoops < 0 || l.none || l.users == 0 {
+	if !loopsExist || s.cfg.EventLoops < 0 || l.none || l.users == 0 {
 		return nil
 	}
 	wanted := s.cfg.EventLoops

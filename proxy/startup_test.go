@@ -81,6 +81,8 @@ func TestStartup(t *testing.T) {
 			// A PostgreSQL that can do GSSAPI encryption says so; koldproxy cannot.
 			alone := slices.DeleteFunc(slices.Clone(c.send), func(b []byte) bool { return bytes.Equal(b, gss) })
 			want := strings.Repeat("N\n", len(c.send)-len(alone)) + firstAnswers(t, direct, alone, 0)
+			// What the server supports cannot be known before there is a connection to it. PostgreSQL 18 has 3.2 as well.
+			want = strings.Replace(want, "1234.5679: server supports 3.0 to 3.2", "1234.5679: server supports 3.0 to 3.0", 1)
 			for _, piece := range []int{0, 1, 3} {
 				if piece > 0 && strings.HasPrefix(c.name, "bytes behind") {
 					continue // depends on what arrives together, with PostgreSQL too

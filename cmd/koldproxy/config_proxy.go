@@ -76,8 +76,8 @@ type proxySection struct {
 	// KeepAlive is the time between TCP keepalive probes on both sides; a peer that is silent for four of them is gone. 0
 	// turns this off.
 	KeepAlive duration `toml:"keepalive"`
-	// EventLoops is how many event loops carry the sessions that have no TLS, on Linux: -1 is none (each session has
-	// goroutines of its own), 0 one per four processors. BusyPoll is how long a loop without work looks for some before it
+	// EventLoops is how many event loops carry the sessions that have no TLS, on Linux: 0 is one per four processors, -1
+	// none (each session has goroutines of its own). BusyPoll is how long a loop without work looks for some before it
 	// sleeps: processor time for latency; 0 is not at all.
 	EventLoops int      `toml:"event_loops"`
 	BusyPoll   duration `toml:"busy_poll"`
