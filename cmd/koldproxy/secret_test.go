@@ -97,10 +97,22 @@ level = "debug"
 		}
 	}
 	for _, line := range [][]string{
-		{"config", "print"}, {"config", "print", "--json"}, {"check"}, {"check", "--json"}, {"status"}, {"status", "--json"}, {"migrate", "status"}, {"flush", "notes", "--force"},
-		{"segments", "notes"}, {"verify", "notes"}, {"check", "--set", "postgres.dsn=postgres://u:" + canary + "@127.0.0.1:1/d"},
-		{"status", "--set", "postgres.dsn=postgres://u:" + canary + "@127.0.0.1:1/d"}, {"status", "--set", "postgres.dsn=postgres://u:" + canary + "@h/d?sslmode=nonsense"},
-		{"check", "--set", "mqtt.url=mqtt://u:" + canary + "@h h"}, {"check", "--set", "cold.url=s3://key:" + canary + "@bucket"}, {"serve", "--set", "postgres.dsn=host='" + canary},
+		{"config", "print"},
+		{"config", "print", "--json"},
+		{"check"},
+		{"check", "--json"},
+		{"status"},
+		{"status", "--json"},
+		{"migrate", "status"},
+		{"flush", "notes", "--force"},
+		{"segments", "notes"},
+		{"verify", "notes"},
+		{"check", "--set", "postgres.dsn=postgres://u:" + canary + "@127.0.0.1:1/d"},
+		{"status", "--set", "postgres.dsn=postgres://u:" + canary + "@127.0.0.1:1/d"},
+		{"status", "--set", "postgres.dsn=postgres://u:" + canary + "@h/d?sslmode=nonsense"},
+		{"check", "--set", "mqtt.url=mqtt://u:" + canary + "@h h"},
+		{"check", "--set", "cold.url=s3://key:" + canary + "@bucket"},
+		{"serve", "--set", "postgres.dsn=host='" + canary},
 	} {
 		command(line...)
 	}
