@@ -144,7 +144,7 @@ func (s *Store) sweep(ctx context.Context) (bool, error) {
 		s.log.Info().Int64("segments", n).Msg("segments that were never published are given up")
 	}
 	segments, err := loadManifest(ctx, s.pool, `segment_id IN (SELECT segment_id FROM koldstore.segment WHERE state = 'deleted'
-		AND ended_at <= clock_timestamp() - $1::interval
+		AND ended_at <= clock_timestamp() - $1::interval AND created_at > `+anotherHistory+`
 		ORDER BY random() LIMIT $2)`, s.cfg.DeleteGrace, sweepBatch)
 	if err != nil {
 		return false, err
@@ -156,6 +156,11 @@ func (s *Store) sweep(ctx context.Context) (bool, error) {
 	err = errors.Join(errs...)
 	return err == nil && len(segments) == sweepBatch, err
 }
+
+// anotherHistory is SQL for the time since when the database's history is its own. A server that was restored, or promoted beside one that
+// lives on, has the catalog of the other, and often its bucket as well: what was there when they parted may be what the other reads, so its
+// objects are not removed any more. The words are those of the gap that walapply notices in such a server.
+const anotherHistory = `coalesce((SELECT max(noticed_at) FROM koldstore.gap WHERE table_oid IS NULL AND reason LIKE 'the checkpoint belongs to %'), '-infinity')`
 
 func (s *Store) remove(ctx context.Context, segment *segmentRow) error {
 	if err := s.cfg.step("sweep"); err != nil {

@@ -56,6 +56,7 @@ func azureClient(url, account string, c Credentials) (*container.Client, error) 
 }
 
 var azureDialect = dialect{
+	wantsReader: true,
 	onlyVersion: func(version string) func(as func(any) bool) error {
 		return func(as func(any) bool) error {
 			var options *azblob.DownloadStreamOptions

@@ -30,6 +30,9 @@ type dialect struct {
 	onlyVersion func(version string) func(as func(any) bool) error
 	versionRead func(r *blob.Reader) string
 	versionList func(o *blob.ListObject) string
+	// wantsReader says that an upload must be given a reader: what is written to Azure in pieces goes through a pipe, and where the upload
+	// fails the library of this version lets go of the pipe while it closes it, and panics.
+	wantsReader bool
 }
 
 // Options say how patient a bucket is.
@@ -67,29 +70,64 @@ func (b *Bucket) PutIfAbsent(ctx context.Context, key string, r io.Reader, size 
 	}
 	s := startStall(ctx, b.options.Timeout)
 	defer s.end()
-	w, err := b.blobs.NewWriter(s.ctx, key, &blob.WriterOptions{ //nolint:contextcheck // the context of s comes from ctx
-		IfNotExist: true, ContentType: contentType, BufferSize: partBytes, MaxConcurrency: partsAtOnce,
-	})
+	options := &blob.WriterOptions{IfNotExist: true, ContentType: contentType, BufferSize: partBytes, MaxConcurrency: partsAtOnce}
+	if b.dialect.wantsReader {
+		err := b.blobs.Upload(s.ctx, key, &sizedReader{r: r, size: size, stall: s, rest: closeTimeouts * b.options.Timeout}, options) //nolint:contextcheck // the context of s comes from ctx
+		return b.notPut(s, key, err)
+	}
+	w, err := b.blobs.NewWriter(s.ctx, key, options) //nolint:contextcheck // the context of s comes from ctx
 	if err != nil {
 		return b.failed(s, "put", key, err)
 	}
 	// One byte more than expected is enough to see that there is too much.
 	n, err := io.Copy(progressWriter{w, s}, io.LimitReader(r, size+1))
 	if err == nil && n != size {
-		err = fmt.Errorf("the source does not have the announced %d bytes", size)
+		err = wrongSize(size)
 	}
 	if err != nil {
 		s.cancel() // before closing: that is what keeps the object from appearing
 		return b.failed(s, "put", key, errors.Join(err, ignoreCancelled(w.Close())))
 	}
 	s.allow(closeTimeouts * b.options.Timeout)
-	if err := w.Close(); err != nil {
-		if code := gcerrors.Code(err); code == gcerrors.FailedPrecondition || code == gcerrors.AlreadyExists {
-			return fmt.Errorf("put %s: %w", key, fs.ErrExist)
-		}
-		return b.failed(s, "put", key, err)
+	return b.notPut(s, key, w.Close())
+}
+
+// notPut says what the error of an upload means.
+func (b *Bucket) notPut(s *stall, key string, err error) error {
+	if err == nil {
+		return nil
 	}
-	return nil
+	if code := gcerrors.Code(err); code == gcerrors.FailedPrecondition || code == gcerrors.AlreadyExists {
+		return fmt.Errorf("put %s: %w", key, fs.ErrExist)
+	}
+	return b.failed(s, "put", key, err)
+}
+
+func wrongSize(size int64) error {
+	return fmt.Errorf("the source does not have the announced %d bytes", size)
+}
+
+// sizedReader reads what must have exactly so many bytes; what has not is an error, and nothing is stored.
+type sizedReader struct {
+	r     io.Reader
+	size  int64
+	read  int64
+	stall *stall
+	rest  time.Duration // what remains to be done after the last byte may take so long
+}
+
+// Read implements io.Reader.
+func (r *sizedReader) Read(p []byte) (int, error) {
+	n, err := r.r.Read(p)
+	r.read += int64(n)
+	r.stall.progress()
+	if r.read > r.size || errors.Is(err, io.EOF) && r.read < r.size {
+		return n, wrongSize(r.size)
+	}
+	if errors.Is(err, io.EOF) {
+		r.stall.allow(r.rest)
+	}
+	return n, err
 }
 
 func ignoreCancelled(err error) error {

@@ -28,21 +28,34 @@ type fixture struct {
 // newFixture opens bucket, or a folder if it is nil.
 func newFixture(t testing.TB, bucket coldstore.Bucket) *fixture {
 	t.Helper()
-	f := &fixture{TB: t, ctx: t.Context(), folder: t.TempDir()}
+	f := openFixture(t, localpg.TestCluster(t).TestDatabase(t), t.TempDir())
+	if bucket != nil {
+		f.openStore(bucket, coldstore.DefaultConfig())
+	}
+	return f
+}
+
+// openFixture opens a database, whose catalog is brought up to date, and the store in a folder.
+func openFixture(t testing.TB, dsn, folder string) *fixture {
+	t.Helper()
+	f := &fixture{TB: t, ctx: t.Context(), folder: folder}
 	var err error
-	f.pool, err = pgxpool.New(f.ctx, localpg.TestCluster(t).TestDatabase(t))
+	f.pool, err = pgxpool.New(f.ctx, dsn)
 	ok(t, err)
 	t.Cleanup(f.pool.Close)
 	ok(t, f.pool.AcquireFunc(f.ctx, func(c *pgxpool.Conn) error { return migrations.Up(f.ctx, c.Conn()) }))
-	if bucket == nil {
-		bucket, err = coldstore.OpenLocalBucket(f.folder)
-		ok(t, err)
-	}
-	cfg := coldstore.DefaultConfig()
-	cfg.TempDir = t.TempDir()
-	f.store, err = coldstore.New(f.pool, bucket, zerolog.Nop(), cfg)
+	bucket, err := coldstore.OpenLocalBucket(folder)
 	ok(t, err)
+	f.openStore(bucket, coldstore.DefaultConfig())
 	return f
+}
+
+func (f *fixture) openStore(bucket coldstore.Bucket, cfg coldstore.Config) {
+	f.Helper()
+	cfg.TempDir = f.TempDir()
+	var err error
+	f.store, err = coldstore.New(f.pool, bucket, zerolog.Nop(), cfg)
+	ok(f, err)
 }
 
 func (f *fixture) exec(sql string, args ...any) {
