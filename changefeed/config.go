@@ -48,7 +48,7 @@ func (c Config) Validate() error {
 	if c.EvalTimeout < 10*time.Millisecond {
 		errs = append(errs, errors.New("changefeed: eval timeout: want at least 10ms"))
 	}
-	if c.SeedRows < 1 || c.SeedRows > maxPageRows {
+	if c.SeedRows < 1 || c.SeedRows > maxSeedRows {
 		errs = append(errs, errors.New("changefeed: seed rows: want 1 to 1000000"))
 	}
 	if c.Now == nil {
@@ -57,10 +57,13 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+// maxSeedRows bounds [Config.SeedRows].
+const maxSeedRows = 1_000_000
+
 // The two directions of a page.
 const (
-	PageForward = "forward" // the first rows above After
-	PageLast    = "last"    // the newest rows
+	PageForward = koldproxy.PageForward // the first rows above After
+	PageLast    = koldproxy.PageLast    // the newest rows
 )
 
 // PageRequest asks for rows from segments of a table.

@@ -3,11 +3,13 @@ package changefeed
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"math"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -25,6 +27,14 @@ type Fulfiller struct {
 	cold    ColdPages
 	log     zerolog.Logger
 	metrics *Metrics
+
+	mu      sync.Mutex
+	secrets map[string]stageSecrets // of each database
+}
+
+type stageSecrets struct {
+	mark         string
+	secret, seal []byte
 }
 
 // NewFulfiller makes a Fulfiller. pool returns the service connections of a database that has feeds. Nil metrics count into the
@@ -36,39 +46,23 @@ func NewFulfiller(pool func(database string) (*pgxpool.Pool, bool), cold ColdPag
 	return &Fulfiller{pool: pool, cold: cold, log: log, metrics: metrics}
 }
 
-// Bounds of what a demand may ask for.
 const (
-	maxPageRows     = 1_000_000
-	maxSegments     = 100_000
-	maxDemandBytes  = 8 << 20
 	firstJobPoll    = 20 * time.Millisecond
 	slowestJobPoll  = 200 * time.Millisecond
 	maxFlushQueuing = 100
 )
 
-// demand is every field that a demand may have; nil means that it is absent.
-type demand struct {
-	Kind       string       `json:"kind"`
-	Table      int64        `json:"table"`
-	Generation *int64       `json:"generation,omitempty"`
-	Segments   *[]uuid.UUID `json:"segments,omitempty"`
-	Mode       string       `json:"mode,omitempty"`
-	After      *int64       `json:"after,omitempty"`
-	Limit      *int64       `json:"limit,omitempty"`
-	Force      *bool        `json:"force,omitempty"`
-}
-
 // Fulfil answers a demand that was raised in a session on database: with the demand itself and the answer's fields added. A
 // *[koldproxy.Error] is meant for the client: 08P01 if the demand is not one of ours, KS002 if cold storage cannot be read.
 func (f *Fulfiller) Fulfil(ctx context.Context, database string, text json.RawMessage) (json.RawMessage, error) {
-	d, err := parseDemand(text)
+	d, err := koldproxy.ParseDemand(text)
 	if err != nil {
 		f.metrics.demands.WithLabelValues("invalid", "error").Inc()
 		return nil, err
 	}
 	var answer json.RawMessage
 	switch d.Kind {
-	case "cold_page":
+	case koldproxy.DemandColdPage:
 		answer, err = f.page(ctx, database, d)
 	default:
 		answer, err = f.flush(ctx, database, d)
@@ -76,10 +70,39 @@ func (f *Fulfiller) Fulfil(ctx context.Context, database string, text json.RawMe
 	outcome := "ok"
 	if err != nil {
 		outcome = "error"
-		f.log.Debug().Err(err).Str("db", database).Str("kind", d.Kind).Int64("table", d.Table).Msg("a demand could not be answered")
+		f.log.Debug().Err(err).Str("db", database).Str("kind", d.Kind).Uint32("table", d.Table).Msg("a demand could not be answered")
 	}
 	f.metrics.demands.WithLabelValues(d.Kind, outcome).Inc()
 	return answer, err
+}
+
+// StageSecrets reads koldstore.stage_secret of a database, again whenever what was read before is not what mark is about: the
+// SHA-256 of the second in hexadecimal. The caller must not change them.
+func (f *Fulfiller) StageSecrets(ctx context.Context, database, mark string) (secret, seal []byte, err error) {
+	f.mu.Lock()
+	known := f.secrets[database]
+	f.mu.Unlock()
+	if known.mark == mark {
+		return known.secret, known.seal, nil
+	}
+	pool, ok := f.pool(database)
+	if !ok {
+		return nil, nil, koldproxy.Errorf(koldproxy.CodeNotInPrerequisite, "database %q has no change feeds", database)
+	}
+	if err := pool.QueryRow(ctx, "SELECT secret, seal FROM koldstore.stage_secret").Scan(&known.secret, &known.seal); err != nil {
+		return nil, nil, fmt.Errorf("read the secrets of staging: %w", err)
+	}
+	sum := sha256.Sum256(known.seal)
+	if known.mark = hex.EncodeToString(sum[:]); known.mark != mark {
+		return nil, nil, errors.New("the session is on another database than the service connection")
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.secrets == nil {
+		f.secrets = map[string]stageSecrets{}
+	}
+	f.secrets[database] = known
+	return known.secret, known.seal, nil
 }
 
 // DemandNames lists the views, functions and tables of a database that lead to a demand, see koldstore.demanding_names.
@@ -98,59 +121,17 @@ func (f *Fulfiller) DemandNames(ctx context.Context, database string) ([]string,
 	return nil, fmt.Errorf("list the names that lead to a demand: %w", err)
 }
 
-func parseDemand(text json.RawMessage) (*demand, error) {
-	bad := func(why string) error {
-		return koldproxy.Errorf(koldproxy.CodeProtocolViolation, "invalid demand: %s", why).
-			WithHint("Demands are raised by koldstore's functions and by nobody else.")
-	}
-	if len(text) > maxDemandBytes {
-		return nil, bad("it is too long")
-	}
-	var d demand
-	dec := json.NewDecoder(bytes.NewReader(text))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&d); err != nil {
-		return nil, bad("it is not an object of known fields")
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return nil, bad("something follows it")
-	}
-	if d.Table < 1 || d.Table > math.MaxUint32 {
-		return nil, bad("table is no OID")
-	}
-	switch d.Kind {
-	case "flush":
-		if d.Force == nil || d.Generation != nil || d.Segments != nil || d.Mode != "" || d.After != nil || d.Limit != nil {
-			return nil, bad("a flush has the fields table and force")
-		}
-		return &d, nil
-	case "cold_page":
-	default:
-		return nil, bad("unknown kind")
-	}
-	switch {
-	case d.Force != nil || d.Generation == nil || *d.Generation < 0:
-		return nil, bad("a page has a generation")
-	case d.Segments == nil || len(*d.Segments) > maxSegments:
-		return nil, bad("a page has a bounded list of segments")
-	case d.Limit == nil || *d.Limit < 1 || *d.Limit > maxPageRows:
-		return nil, bad("a page has a limit of 1 to 1000000")
-	case d.Mode == PageForward && (d.After == nil || *d.After < 0):
-		return nil, bad("a forward page begins after a seq")
-	case d.Mode == PageLast && d.After != nil:
-		return nil, bad("a last page begins at the end")
-	case d.Mode != PageForward && d.Mode != PageLast:
-		return nil, bad("unknown mode")
-	}
-	return &d, nil
-}
-
-func (f *Fulfiller) page(ctx context.Context, database string, d *demand) (json.RawMessage, error) {
+func (f *Fulfiller) page(ctx context.Context, database string, d koldproxy.Demand) (json.RawMessage, error) {
 	request := PageRequest{
-		Database: database, Table: uint32(d.Table), Generation: *d.Generation, Segments: *d.Segments, Mode: d.Mode, Limit: int(*d.Limit),
+		Database: database, Table: d.Table, Generation: d.Generation, Mode: d.Mode, After: d.After, Limit: d.Limit,
+		Segments: make([]uuid.UUID, len(d.Segments)),
 	}
-	if d.After != nil {
-		request.After = koldproxy.Seq(*d.After)
+	for i, text := range d.Segments {
+		id, err := uuid.Parse(text)
+		if err != nil {
+			return nil, fmt.Errorf("segment of a demand: %w", err)
+		}
+		request.Segments[i] = id
 	}
 	page, err := f.cold.Page(ctx, request)
 	if err != nil {
@@ -159,23 +140,26 @@ func (f *Fulfiller) page(ctx context.Context, database string, d *demand) (json.
 	if page.Rows == nil {
 		page.Rows = []PageRow{}
 	}
-	return marshal(struct {
-		*demand
+	return answered(d, struct {
 		Rows     []PageRow     `json:"rows"`
 		Through  koldproxy.Seq `json:"through"`
 		Complete bool          `json:"complete"`
-	}{d, page.Rows, page.Through, page.Complete})
+	}{page.Rows, page.Through, page.Complete})
 }
 
-// marshal writes JSON as PostgreSQL likes it: without escapes for HTML.
-func marshal(v any) (json.RawMessage, error) {
+// answered is the demand itself with the answer's fields added, as PostgreSQL likes JSON: without escapes for HTML.
+func answered(d koldproxy.Demand, fields any) (json.RawMessage, error) {
 	var b bytes.Buffer
+	demand := d.String()
+	b.WriteString(demand)
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
+	if err := enc.Encode(fields); err != nil {
 		return nil, fmt.Errorf("encode the answer to a demand: %w", err)
 	}
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+	out := bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+	out[len(demand)-1] = ','                                   // for the brace that ends the demand,
+	return slices.Delete(out, len(demand), len(demand)+1), nil // and the one that begins the fields
 }
 
 // flushResult is what koldstore.flush_table returns.
@@ -190,7 +174,7 @@ type flushResult struct {
 
 // flush queues a flush and waits for its end. A flush that is on its way already may have begun before the caller's last
 // write; it is waited for, and then one is queued that has not.
-func (f *Fulfiller) flush(ctx context.Context, database string, d *demand) (json.RawMessage, error) {
+func (f *Fulfiller) flush(ctx context.Context, database string, d koldproxy.Demand) (json.RawMessage, error) {
 	pool, ok := f.pool(database)
 	if !ok {
 		return nil, koldproxy.Errorf(koldproxy.CodeNotInPrerequisite, "database %q has no change feeds", database)
@@ -206,7 +190,7 @@ func (f *Fulfiller) flush(ctx context.Context, database string, d *demand) (json
 			break
 		}
 		var job, status string
-		err = pool.QueryRow(ctx, `SELECT coalesce(q.job_id::text, ''), coalesce(q.status, '') FROM koldstore.enqueue_flush($1::oid, $2) q`, uint32(d.Table), *d.Force).Scan(&job, &status)
+		err = pool.QueryRow(ctx, `SELECT coalesce(q.job_id::text, ''), coalesce(q.status, '') FROM koldstore.enqueue_flush($1::oid, $2) q`, d.Table, d.Force).Scan(&job, &status)
 		if err != nil {
 			return nil, fmt.Errorf("queue a flush: %w", err)
 		}
@@ -220,16 +204,15 @@ func (f *Fulfiller) flush(ctx context.Context, database string, d *demand) (json
 			break
 		}
 	}
-	return marshal(struct {
-		*demand
+	return answered(d, struct {
 		Result flushResult `json:"result"`
-	}{d, result})
+	}{result})
 }
 
 // flushDue says whether there is anything to flush, and refuses tables that are not managed.
-func (f *Fulfiller) flushDue(ctx context.Context, pool *pgxpool.Pool, d *demand) (due bool, err error) {
+func (f *Fulfiller) flushDue(ctx context.Context, pool *pgxpool.Pool, d koldproxy.Demand) (due bool, err error) {
 	err = pool.QueryRow(ctx, `SELECT $2 OR koldstore.flush_due(m) > 0 FROM koldstore.managed_table m WHERE m.table_oid = $1`,
-		uint32(d.Table), *d.Force).Scan(&due)
+		d.Table, d.Force).Scan(&due)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, koldproxy.Errorf(koldproxy.CodeNotInPrerequisite, "the table with OID %d is not managed by koldstore", d.Table).
 			WithHint("SELECT koldstore.manage_table(…) gives a table a change feed.")

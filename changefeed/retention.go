@@ -49,10 +49,12 @@ func NewSweeper(interval time.Duration, pool *pgxpool.Pool, log zerolog.Logger, 
 	return &Sweeper{interval: interval, pool: pool, log: log, metrics: metrics}
 }
 
-// Run sweeps at once and then every interval, and extends logs, until ctx ends; then it returns nil.
+// Run sweeps at once and then every interval, extends logs, and keeps their privileges those of their tables, until ctx ends; then it
+// returns nil.
 func (s *Sweeper) Run(ctx context.Context) error {
 	var tending sync.WaitGroup
 	tending.Go(func() { s.every(ctx, tendInterval, s.extend) })
+	tending.Go(func() { s.every(ctx, tendInterval, s.followRights) })
 	if s.interval > 0 {
 		tending.Go(func() { s.every(ctx, tendInterval, s.expire) })
 		s.every(ctx, s.interval, s.sweepAndLog)
@@ -94,6 +96,13 @@ func (s *Sweeper) extend(ctx context.Context) {
 	})
 	if err != nil && ctx.Err() == nil {
 		s.log.Warn().Err(err).Msg("cannot make partitions of logs ahead of time")
+	}
+}
+
+// followRights gives logs and mirrors the privileges of their tables. Where event triggers can be installed that is done already.
+func (s *Sweeper) followRights(ctx context.Context) {
+	if _, err := s.pool.Exec(ctx, `SELECT koldstore.follow_rights()`); err != nil && ctx.Err() == nil {
+		s.log.Warn().Err(err).Msg("cannot give logs and mirrors the privileges of their tables")
 	}
 }
 

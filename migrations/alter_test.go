@@ -23,7 +23,7 @@ func TestAlterStream(t *testing.T) {
 		if got := value[int](t, owner, `SELECT count(*) FROM _stream_s`); got != want {
 			t.Errorf("%d events are visible, want %d", got, want)
 		}
-		if got := value[string](t, owner, `SELECT coalesce(retention::text, 'none') FROM koldstore.stream WHERE schema_name = 'public'`); got != retention {
+		if got := value[string](t, owner, `SELECT coalesce(retention::text, 'none') FROM koldstore.visible_stream WHERE schema_name = 'public'`); got != retention {
 			t.Errorf("retention is %s, want %s", got, retention)
 		}
 	}
@@ -41,7 +41,7 @@ func TestAlterStream(t *testing.T) {
 	exec(t, owner, alter("NULL, 's'", `{"retention": "1m"}`))
 	exec(t, owner, alter("NULL, 's'", `{"retention": null}`))
 	visible(2, "none")
-	if got := value[string](t, owner, `SELECT retention::text FROM koldstore.stream WHERE schema_name = 'app'`); got != "1 day" {
+	if got := value[string](t, owner, `SELECT retention::text FROM koldstore.visible_stream WHERE schema_name = 'app'`); got != "1 day" {
 		t.Errorf("the retention of the other stream is %s", got)
 	}
 	// The readers are those they were.

@@ -188,7 +188,7 @@ func TestAlteringATableNeverHurtsItsWriters(t *testing.T) {
 		exec(t, owner, fmt.Sprintf(`CALL koldstore.create_stream(NULL, '%s', NULL, '%[1]s', 'n > 1')`, name))
 		exec(t, owner, fmt.Sprintf(alter, name))
 		exec(t, owner, fmt.Sprintf(`UPDATE %s SET n = 7; DELETE FROM %[1]s`, name))
-		if got := value[string](t, owner, `SELECT s.state || ' ' || m.state || ' ' || (s.reason = m.reason) FROM koldstore.stream s JOIN koldstore.managed_table m USING (table_oid) WHERE s.name = $1`, name); got != "broken broken true" {
+		if got := value[string](t, owner, `SELECT s.state || ' ' || m.state || ' ' || (s.reason = m.reason) FROM koldstore.visible_stream s JOIN koldstore.visible_managed_table m USING (table_oid) WHERE s.name = $1`, name); got != "broken broken true" {
 			t.Errorf("%s: stream and feed are %s", name, got)
 		}
 		exec(t, owner, fmt.Sprintf(`CALL koldstore.drop_stream(NULL, '%s'); SELECT koldstore.unmanage_table('%[1]s')`, name))

@@ -4,7 +4,7 @@ import (
 	"crypto/sha512"
 	"encoding/base64"
 	"encoding/binary"
-	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -332,15 +332,15 @@ func TestChangesSinceMergesMirrorAndStagedPages(t *testing.T) {
 			t.Errorf("demand %s lacks %s", demand, want)
 		}
 	}
-	key := value[*string](t, su, `SELECT koldstore.demand_allowed($1)`, demand)
-	if key == nil {
+	if value[*string](t, su, `SELECT koldstore.demand_allowed($1)`, demand) == nil {
 		t.Fatal("the demand is not allowed")
 	}
 
+	k := secretsOf(t, su)
 	stage := func(answers ...string) {
 		var lines []string
 		for _, a := range answers {
-			lines = append(lines, sealed(t, *key, a)...)
+			lines = append(lines, k.sealed(t, su, a)...)
 		}
 		exec(t, su, `SELECT set_config('koldstore.staged', $1, false)`, strings.Join(lines, "\n"))
 	}
@@ -390,25 +390,46 @@ func TestChangesSinceMergesMirrorAndStagedPages(t *testing.T) {
 	}
 }
 
-// sealed is an answer as koldstore.staged wants to find it: what proxy/seal.go does, by the description there.
-func sealed(t *testing.T, hexKey, answer string) []string {
+// secrets are those of koldstore.stage_secret, which koldproxy reads as the role that owns them.
+type secrets struct{ secret, seal []byte }
+
+func secretsOf(t *testing.T, su *pgx.Conn) secrets {
 	t.Helper()
-	key, err := hex.DecodeString(hexKey)
-	if err != nil {
+	var k secrets
+	if err := su.QueryRow(t.Context(), `SELECT secret, seal FROM koldstore.stage_secret`).Scan(&k.secret, &k.seal); err != nil {
 		t.Fatal(err)
 	}
-	nonce, box := []byte("nonce"), []byte(answer)
-	for i := range box {
-		block := sha512.Sum512(slices.Concat(key, nonce, binary.BigEndian.AppendUint32(nil, uint32(i/64))))
-		box[i] ^= block[i%64]
-	}
-	inner := sha512.Sum512(slices.Concat(key, nonce, box))
-	mac := sha512.Sum512(slices.Concat(key, inner[:]))
-	return []string{fmt.Sprintf(`{"demand":%s,"nonce":"%x","mac":"%x"}`, answer, nonce, mac), base64.StdEncoding.EncodeToString(box)}
+	return k
 }
 
-// What is staged is for those who may read the table, as the role that asks: not for whoever can read the setting, and not
-// with a key of another session, table or kind.
+// sealed is an answer as koldstore.staged wants to find it: what proxy/seal.go does, by the description there.
+func (k secrets) sealed(t *testing.T, conn *pgx.Conn, answer string) []string {
+	t.Helper()
+	return k.sealedAt(t, answer, value[int32](t, conn, `SELECT pg_backend_pid()`), value[int64](t, conn, `SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint`))
+}
+
+func (k secrets) sealedAt(t *testing.T, answer string, pid int32, at int64) []string {
+	t.Helper()
+	var d struct {
+		Kind  string
+		Table uint64
+	}
+	if err := json.Unmarshal([]byte(answer), &d); err != nil {
+		t.Fatal(err)
+	}
+	nonce, box, session := []byte("nonce"), []byte(answer), binary.BigEndian.AppendUint32(nil, uint32(pid))
+	key := sha512.Sum512(slices.Concat(k.secret, session, binary.BigEndian.AppendUint64(nil, d.Table), []byte(d.Kind), nonce))
+	for i := range box {
+		block := sha512.Sum512(binary.BigEndian.AppendUint32(key[:], uint32(i/64)))
+		box[i] ^= block[i%64]
+	}
+	head := fmt.Sprintf(`{"demand":%s,"nonce":"%x","box":"%x","at":%d}`, answer, nonce, sha512.Sum512(box), at)
+	inner := sha512.Sum512(slices.Concat(k.seal, session, []byte(head)))
+	return []string{head, fmt.Sprintf("%x", sha512.Sum512(slices.Concat(k.seal, inner[:]))), base64.StdEncoding.EncodeToString(box)}
+}
+
+// What is staged is for those who may read the table, as the role that asks: not for whoever can read the setting. Nobody but koldproxy
+// makes it, and what it made is of no use in another session, nor later.
 func TestStagedAnswersAreSealed(t *testing.T) {
 	t.Parallel()
 	su, as := installed(t)
@@ -419,16 +440,15 @@ func TestStagedAnswersAreSealed(t *testing.T) {
 	exec(t, m, `CREATE FUNCTION mal.look(d jsonb) RETURNS jsonb LANGUAGE sql SECURITY DEFINER AS 'SELECT koldstore.staged($1)';
 		CREATE VIEW mal.looking AS SELECT koldstore.staged(current_setting('app.d')::jsonb) AS page, (SELECT count(*) FROM koldstore.stage_key) AS keys;
 		GRANT USAGE ON SCHEMA mal TO PUBLIC; GRANT SELECT ON mal.looking TO PUBLIC`)
-	if got := value[int](t, m, `SELECT count(*) FROM koldstore.stage_key`); got != 0 {
-		t.Errorf("a stranger sees %d keys", got)
-	}
-	if got := value[int](t, m, `SELECT count(*) FROM koldstore.stage_secret`); got != 0 {
-		t.Error("a stranger sees the secret")
-	}
-	d := value[string](t, su, `SELECT jsonb_build_object('kind', 'cold_page', 'table', 'app.m'::regclass::oid::bigint)::text`)
-	key := value[string](t, su, `SELECT koldstore.demand_allowed($1)`, d)
+	k := secretsOf(t, su)
+	refused(t, m, "42501", "stage_secret", `SELECT * FROM koldstore.stage_secret`)
+	d := value[string](t, su, `SELECT jsonb_build_object('kind', 'cold_page', 'table', 'app.m'::regclass::oid::bigint, 'segments', '[]'::jsonb)::text`)
 	answer := strings.TrimSuffix(d, "}") + `, "rows": ["secret"]}`
-	exec(t, su, `SELECT set_config('koldstore.staged', $1, false), set_config('app.d', $2, false)`, strings.Join(sealed(t, key, answer), "\n"), d)
+	stage := func(conn *pgx.Conn, lines ...string) {
+		exec(t, conn, `SELECT set_config('koldstore.staged', $1, false), set_config('app.d', $2, false)`, strings.Join(lines, "\n"), d)
+	}
+	honest := k.sealed(t, su, answer)
+	stage(su, honest...)
 	got := func(sql string) string {
 		if page := value[*string](t, su, sql, d); page != nil {
 			return *page
@@ -448,17 +468,37 @@ func TestStagedAnswersAreSealed(t *testing.T) {
 			t.Errorf("%s: %s", c.who, page)
 		}
 	}
-	for _, wrong := range []string{
-		value[string](t, su, `SELECT koldstore.demand_allowed(jsonb_build_object('kind', 'flush', 'table', 'app.m'::regclass::oid::bigint))`),
-		value[string](t, su, `SELECT koldstore.demand_allowed(jsonb_build_object('kind', 'cold_page', 'table', 'app.other'::regclass::oid::bigint))`),
-		strings.Repeat("00", 64),
+	// Whoever may read the table has the key, and is believed no page of his own all the same.
+	key := value[[]byte](t, su, `SELECT key FROM koldstore.stage_key`)
+	pid, now := value[int32](t, su, `SELECT pg_backend_pid()`), value[int64](t, su, `SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint`)
+	box := []byte(strings.Replace(answer, "secret", "FORGED", 1))
+	for i := range box {
+		block := sha512.Sum512(binary.BigEndian.AppendUint32(slices.Clone(key), uint32(i/64)))
+		box[i] ^= block[i%64]
+	}
+	forged := base64.StdEncoding.EncodeToString(box)
+	head := strings.Replace(honest[0], fmt.Sprintf("%x", sha512.Sum512(unbase64(t, honest[2]))), fmt.Sprintf("%x", sha512.Sum512(box)), 1)
+	self := secrets{secret: k.secret, seal: []byte("guessed")}
+	for name, lines := range map[string][]string{
+		"another box under an honest head":    {honest[0], honest[1], forged},
+		"a head for it under an honest MAC":   {head, honest[1], forged},
+		"a seal that is guessed":              self.sealedAt(t, answer, pid, now),
+		"an honest page of another session":   k.sealedAt(t, answer, pid+1, now),
+		"an honest page from two minutes ago": k.sealedAt(t, answer, pid, now-120_000_000),
+		"a page of another table":             k.sealedAt(t, strings.Replace(answer, fmt.Sprint(value[int64](t, su, `SELECT 'app.m'::regclass::oid::bigint`)), fmt.Sprint(value[int64](t, su, `SELECT 'app.other'::regclass::oid::bigint`)), 1), pid, now),
+		"too few lines":                       honest[:2],
 	} {
-		exec(t, su, `SELECT set_config('koldstore.staged', $1, false)`, strings.Join(sealed(t, wrong, answer), "\n"))
+		stage(su, lines...)
 		if page := got(`SELECT koldstore.staged($1)::text`); page != "nothing" {
-			t.Errorf("a forged page is believed: %s", page)
+			t.Errorf("%s is believed: %s", name, page)
 		}
 	}
-	exec(t, su, `SELECT set_config('koldstore.staged', $1, false)`, strings.Join(sealed(t, key, answer), "\n"))
+	// A key is for one box: one that was seen before a REVOKE opens nothing that comes later.
+	stage(su, k.sealed(t, su, answer)...)
+	stage(m, k.sealed(t, m, answer)...)
+	if got := value[int](t, m, `SELECT count(*) FROM koldstore.stage_key`); got != 0 {
+		t.Errorf("a stranger sees %d keys", got)
+	}
 	exec(t, su, `SET ROLE `+value[string](t, m, `SELECT quote_ident(current_user)`))
 	if page := got(`SELECT koldstore.staged($1)::text`); page != "nothing" {
 		t.Errorf("another role opens it: %s", page)
@@ -466,6 +506,15 @@ func TestStagedAnswersAreSealed(t *testing.T) {
 	if page := got(`SELECT page::text FROM mal.looking WHERE $1 <> ''`); page != "nothing" {
 		t.Errorf("another role opens it through a view: %s", page)
 	}
+}
+
+func unbase64(t *testing.T, text string) []byte {
+	t.Helper()
+	b, err := base64.StdEncoding.DecodeString(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
 }
 
 // demanding_names finds what leads to a demand, through any number of steps.

@@ -19,10 +19,11 @@ type DemandNames interface {
 }
 
 const (
-	namesAge     = 10 * time.Second // how old the names of a database may become before they are asked for again
-	namesTimeout = 2 * time.Second  // how long a session waits for the first ones
-	namesPause   = time.Second      // how long the catalog is left alone however much is created
-	maxLearned   = 1000             // names that a session has created and the catalog may not have yet
+	namesAge      = 10 * time.Second // how old the names of a database may become before they are asked for again
+	namesTimeout  = 2 * time.Second  // how long a session waits for the first ones
+	namesPatience = 30 * time.Second // how long they may take when nobody waits
+	namesPause    = time.Second      // how long the catalog is left alone however much is created
+	maxLearned    = 1000             // names that a session has created and the catalog may not have yet
 )
 
 // asking knows the names of each database. Its zero value is ready.
@@ -200,7 +201,7 @@ func (s *session) asks(sql []byte) bool {
 	if stale {
 		s.renewing.Go(func() {
 			defer s.server.recovered()
-			ctx, stop := context.WithTimeout(s.life, namesTimeout)
+			ctx, stop := context.WithTimeout(s.life, namesPatience)
 			defer stop()
 			s.renewNames(ctx, d)
 		})

@@ -51,11 +51,11 @@ type conversation struct {
 // page is a sealed answer to a demand.
 type page struct {
 	demand json.RawMessage
-	sealed []byte
+	sealed sealed
 }
 
 // size is how many bytes staging the page takes.
-func (p page) size() int { return len(p.sealed) }
+func (p page) size() int { return len(p.sealed.boxed) }
 
 // planned are the pages that planning a portal's statement has taken; executing it will take them again.
 type planned struct {
@@ -372,11 +372,12 @@ func literal(value []byte) string {
 // pages are all that has to be staged.
 func (c *conversation) pages() []byte {
 	var lines [][]byte
+	now := time.Now()
 	for _, p := range c.session.pinned {
-		lines = append(lines, p.sealed)
+		lines = append(lines, p.sealed.lines(now))
 	}
 	for _, p := range c.staged {
-		lines = append(lines, p.sealed)
+		lines = append(lines, p.sealed.lines(now))
 	}
 	return bytes.Join(lines, []byte("\n"))
 }

@@ -13,6 +13,9 @@ import (
 // error in it can be pointed out in what the user typed.
 const whenMarker = "/*koldstore:when*/"
 
+// codeDatatypeMismatch is PostgreSQL's datatype_mismatch.
+const codeDatatypeMismatch = "42804"
+
 // edit returns the message that the client is to see in place of a message of the server. body is the message's body; the
 // result is nil when the message is to be passed on as it is.
 func edit(typ byte, body []byte, o origin) []byte {
@@ -66,6 +69,9 @@ func editFields(typ byte, body []byte, o origin) []byte {
 	st := o.text.statement(o.ordinal)
 	if p, ok := predicatePosition(fs, st.Predicate); ok {
 		fs = fs.with(fieldPosition, position(p)).without("pq")
+		if fs.get(fieldCode) == codeDatatypeMismatch { // argument of WHERE must be type boolean
+			fs = fs.with(fieldMessage, strings.Replace(fs.get(fieldMessage), " WHERE ", " WHEN ", 1))
+		}
 	}
 	if st.Tag != "" {
 		fs = fs.without("W")

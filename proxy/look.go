@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strings"
 
+	"github.com/koldproxy/koldproxy"
 	"github.com/koldproxy/koldproxy/rewrite"
 )
 
@@ -185,15 +186,14 @@ func mentions(sql string) bool {
 	return strings.Contains(lower, "changes_since") || strings.Contains(lower, "flush_table")
 }
 
-// isDemand says whether the DETAIL of a KS003 is a demand that a Fulfiller may understand.
+// isDemand reads the demand in the DETAIL of a KS003 and returns its canonical form: what is judged, answered and sealed is that, and
+// never the text that somebody has raised.
 func isDemand(detail string) (json.RawMessage, bool) {
-	var d struct {
-		Kind string `json:"kind"`
-	}
-	if err := json.Unmarshal([]byte(detail), &d); err != nil || d.Kind == "" {
+	d, err := koldproxy.ParseDemand([]byte(detail))
+	if err != nil {
 		return nil, false
 	}
-	return json.RawMessage(detail), true
+	return json.RawMessage(d.String()), true
 }
 
 // ascii rewrites JSON so that it means the same in every client encoding.

@@ -18,10 +18,15 @@ import (
 
 // Fulfiller answers demands: what a statement needs from outside of PostgreSQL before it can go on.
 type Fulfiller interface {
-	// Fulfil answers a demand raised in a session on database and returns the JSON object to stage.
+	// Fulfil answers a demand raised in a session on database and returns the JSON object to stage, which the caller owns. The
+	// demand is in the canonical form of [koldproxy.Demand].
 	// A *koldproxy.Error goes to the client as it is. It may take long; ctx ends when the client cancels the statement or
 	// goes away. It is called from many sessions at once.
 	Fulfil(ctx context.Context, database string, demand json.RawMessage) (json.RawMessage, error)
+	// StageSecrets are what answers for sessions on database are sealed with (koldstore.stage_secret): the one that keys of boxes are
+	// made of, and the one for MACs. mark is the SHA-256 of the latter in hexadecimal, as the session's server has it now. They
+	// are not to be changed. It is called from many sessions at once.
+	StageSecrets(ctx context.Context, database, mark string) (secret, seal []byte, err error)
 }
 
 // StreamStats knows what only this process knows about streams.

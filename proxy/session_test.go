@@ -119,15 +119,15 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-type panicking struct{}
+type panicking struct{ fakeFulfiller }
 
-func (panicking) Fulfil(context.Context, string, json.RawMessage) (json.RawMessage, error) {
+func (*panicking) Fulfil(context.Context, string, json.RawMessage) (json.RawMessage, error) {
 	panic("in a session")
 }
 
 func TestPanicEndsItsSessionOnly(t *testing.T) {
 	t.Parallel()
-	p := startProxy(t, func(_ *Config, d *Deps) { d.Fulfiller, d.Log = panicking{}, zerolog.Nop() })
+	p := startProxy(t, func(_ *Config, d *Deps) { d.Fulfiller, d.Log = &panicking{}, zerolog.Nop() })
 	direct := p.cluster.TestDatabase(t)
 	p.prepare(t, direct, standIn)
 	victim, other := connect(t, p.dsn(t, direct)), connect(t, p.dsn(t, direct))

@@ -3,10 +3,10 @@ package proxy
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/koldproxy/koldproxy"
 )
@@ -62,7 +62,7 @@ func (c *conversation) meet(ctx context.Context, o outcome) (bool, error) {
 		}
 		return failed == nil, err
 	}
-	key, failed, err := c.ask(o, o.demand)
+	leave, failed, err := c.ask(o, o.demand)
 	skipping := failed != nil && c.way == waySaved
 	switch {
 	case err != nil:
@@ -70,7 +70,7 @@ func (c *conversation) meet(ctx context.Context, o outcome) (bool, error) {
 	case failed != nil:
 		c.count("failed")
 		return false, c.fail(failed, skipping)
-	case key == nil:
+	case leave == nil:
 		c.count("denied")
 		return false, c.fail(denied(o.failed), false)
 	}
@@ -84,10 +84,7 @@ func (c *conversation) meet(ctx context.Context, o outcome) (bool, error) {
 		return false, c.fail(failed, c.way == waySaved)
 	}
 	defer stop()
-	answer, err := s.fulfil(ctx, o.demand)
-	if err == nil {
-		answer, err = seal(key, o.demand, answer)
-	}
+	answer, err := s.fulfil(ctx, *leave, o.demand)
 	if err != nil {
 		c.count("failed")
 		fs, _ := parseFields(o.failed[headerLen:])
@@ -112,36 +109,46 @@ func denied(message []byte) []byte {
 		"that a function with SECURITY DEFINER may does not count.").appendTo(nil, msgError)
 }
 
-// fulfil asks the Fulfiller. The statement's cancellation is the error when ctx has ended.
-func (s *session) fulfil(ctx context.Context, demand json.RawMessage) (json.RawMessage, error) {
-	var answer json.RawMessage
-	err := context.Cause(ctx)
-	if err == nil {
-		answer, err = s.server.deps.Fulfiller.Fulfil(ctx, s.database, demand)
-	}
+// fulfil asks the Fulfiller and seals what it says. The statement's cancellation is the error when ctx has ended.
+func (s *session) fulfil(ctx context.Context, leave pass, demand json.RawMessage) (sealed, error) {
+	answer, err := s.answer(ctx, leave, demand)
 	switch {
 	case ctx.Err() != nil:
 		if cause, ok := errors.AsType[*koldproxy.Error](context.Cause(ctx)); ok {
-			return nil, cause
+			return sealed{}, cause
 		}
-		return nil, errCancelled
+		return sealed{}, errCancelled
 	case err != nil:
 		if _, expected := errors.AsType[*koldproxy.Error](err); !expected {
 			s.log.Error().Err(err).Msg("cannot fulfil a demand")
 		}
-		return nil, err
-	case !json.Valid(answer):
-		err := errors.New("the answer to a demand is not JSON")
-		s.log.Error().Err(err).Msg("cannot fulfil a demand")
-		return nil, err
 	}
-	return answer, nil
+	return answer, err
 }
 
-// ask takes the session out of the failed state, up to the savepoint in a block, and asks the server for the key to the
-// answer, which it gives if the session's current user is entitled to what is demanded: anybody can raise KS003. Without a
-// demand nothing is asked. failed is the server's error, if it has one; behind a savepoint it then waits for a Sync.
-func (c *conversation) ask(o outcome, demand json.RawMessage) (key, failed []byte, err error) {
+func (s *session) answer(ctx context.Context, leave pass, demand json.RawMessage) (sealed, error) {
+	if err := context.Cause(ctx); err != nil {
+		return sealed{}, err
+	}
+	f := s.server.deps.Fulfiller
+	secret, mac, err := f.StageSecrets(ctx, s.database, leave.Secret)
+	if err != nil {
+		return sealed{}, err
+	}
+	answer, err := f.Fulfil(ctx, s.database, demand)
+	if err != nil {
+		return sealed{}, err
+	}
+	if !json.Valid(answer) {
+		return sealed{}, errors.New("the answer to a demand is not JSON")
+	}
+	return seal(leave, secret, mac, demand, answer)
+}
+
+// ask takes the session out of the failed state, up to the savepoint in a block, and asks the server whether the session's current
+// user is entitled to what is demanded: anybody can raise KS003. leave is nil if it is not. Without a demand nothing is asked. failed
+// is the server's error, if it has one; behind a savepoint it then waits for a Sync.
+func (c *conversation) ask(o outcome, demand json.RawMessage) (leave *pass, failed []byte, err error) {
 	s := c.session
 	var st step
 	if o.skipping { // the failure has ended the client's implicit transaction, if it was in one
@@ -180,10 +187,13 @@ func (c *conversation) ask(o outcome, demand json.RawMessage) (key, failed []byt
 		s.tracker.status, s.tracker.block, s.tracker.skipping = 'T', 'T', false
 		s.mu.Unlock()
 	}
-	if decoded, malformed := hex.DecodeString(string(row)); malformed == nil && len(decoded) > 0 {
-		key = decoded
+	if demand != nil && failed == nil && len(row) > 0 {
+		leave = &pass{received: time.Now()}
+		if err := json.Unmarshal(row, leave); err != nil {
+			return nil, nil, &failure{sideServer, "protocol", fmt.Errorf("leave to answer a demand: %w", err)}
+		}
 	}
-	return key, failed, nil
+	return leave, failed, nil
 }
 
 // succeed lets the answer go, after everything that was added to the transaction is gone from it, except for what a cursor

@@ -20,24 +20,27 @@ import (
 var standIn = `
 CREATE SCHEMA koldstore;
 CREATE TABLE koldstore.stream (name text PRIMARY KEY, source text, predicate text);
+CREATE TABLE koldstore.stage_secret AS SELECT 'key'::bytea AS secret, 'seal'::bytea AS seal;
 CREATE FUNCTION koldstore.demand_allowed(demand jsonb) RETURNS text LANGUAGE sql STABLE AS
-	$$ SELECT CASE demand ->> 'table' WHEN '667' THEN ('no' || 'pe')::int::text WHEN '666' THEN NULL ELSE encode(sha512((demand ->> 'table')::bytea), 'hex') END $$;
-` + "-- unseal\n" + `
+	$$ SELECT CASE demand ->> 'table' WHEN '667' THEN ('no' || (demand ->> 'kind'))::int::text WHEN '666' THEN NULL
+		ELSE jsonb_build_object('pid', pg_backend_pid(), 'secret', 'here', 'at', floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint)::text END $$;
+` + "-- sealing\n" + `
 CREATE FUNCTION koldstore.staged(demand jsonb) RETURNS jsonb LANGUAGE sql STABLE AS $$
-	SELECT koldstore.unseal(decode(lines[n * 2], 'base64'), decode(h ->> 'nonce', 'hex'), decode(h ->> 'mac', 'hex'), sha512((demand ->> 'table')::bytea))
-	FROM string_to_array(current_setting('koldstore.staged', true), E'\n') lines, generate_series(1, cardinality(lines) / 2) n, LATERAL (SELECT lines[n * 2 - 1]::jsonb AS h) x
-	WHERE h -> 'demand' @> demand LIMIT 1 $$;
+	SELECT koldstore.unseal(decode(lines[h.n * 3], 'base64'), sha512(s.secret || int4send(pg_backend_pid()) || int8send((demand ->> 'table')::bigint)
+		|| convert_to(demand ->> 'kind', 'UTF8') || decode(h.head::jsonb ->> 'nonce', 'hex')))
+	FROM string_to_array(current_setting('koldstore.staged', true), E'\n') lines, koldstore.staged_heads() h, koldstore.stage_secret s
+	WHERE h.head::jsonb -> 'demand' @> demand AND koldstore.genuine(h.head, h.mac)
+		AND encode(sha512(decode(lines[h.n * 3], 'base64')), 'hex') = h.head::jsonb ->> 'box' LIMIT 1 $$;
 -- changes_since needs pages answers and returns their rows.
 CREATE FUNCTION koldstore.changes_since(pages int, tab int DEFAULT 1) RETURNS TABLE (n bigint, note text) LANGUAGE plpgsql STABLE AS $$
 DECLARE
-
+	demand jsonb := jsonb_build_object('kind', 'cold_page', 'table', tab, 'generation', 0, 'segments', '[]'::jsonb, 'mode', 'forward', 'limit', 1);
 	answer jsonb;
 BEGIN
 	FOR i IN 1 .. pages LOOP
-		answer := koldstore.staged(jsonb_build_object('kind', 'cold_page', 'table', tab, 'page', i));
+		answer := koldstore.staged(demand || jsonb_build_object('after', i));
 		IF answer IS NULL THEN
-			RAISE EXCEPTION 'cold rows are needed' USING ERRCODE = 'KS003', HINT = 'connect through koldproxy',
-				DETAIL = jsonb_build_object('kind', 'cold_page', 'table', tab, 'page', i);
+			RAISE EXCEPTION 'cold rows are needed' USING ERRCODE = 'KS003', HINT = 'connect through koldproxy', DETAIL = demand || jsonb_build_object('after', i);
 		END IF;
 		RETURN QUERY SELECT r::bigint, answer ->> 'note' FROM jsonb_array_elements_text(answer -> 'rows') r;
 	END LOOP;
@@ -69,16 +72,22 @@ RETURNS TABLE (name text, "table" text, predicate text, consumers integer, lag b
 	FROM koldstore.stream s ORDER BY 1 $$;
 `
 
-// init puts the one function of the migrations in that has to be the real one.
+// init puts the functions of the migrations in that have to be the real ones.
 func init() {
-	const head, tail = "CREATE FUNCTION koldstore.unseal", "END $$;"
-	sql, err := os.ReadFile("../migrations/sql/003_feed.sql")
+	sql, err := os.ReadFile("../migrations/sql/013_rights.sql")
 	if err != nil {
 		panic(err)
 	}
-	_, body, _ := strings.Cut(string(sql), head)
-	body, _, _ = strings.Cut(body, tail)
-	standIn = strings.Replace(standIn, "-- unseal\n", head+body+tail, 1)
+	var functions strings.Builder
+	for _, f := range []struct{ name, end string }{{"staged_heads", "END;"}, {"genuine", "\n$$;"}, {"unseal", "END $$;"}} {
+		_, body, _ := strings.Cut(string(sql), "CREATE FUNCTION koldstore."+f.name+"(")
+		body, _, found := strings.Cut(body, f.end)
+		if !found {
+			panic(f.name)
+		}
+		functions.WriteString("CREATE FUNCTION koldstore." + f.name + "(" + body + f.end + "\n")
+	}
+	standIn = strings.Replace(standIn, "-- sealing\n", functions.String(), 1)
 }
 
 // fakeFulfiller answers the stand-in's demands.
@@ -102,8 +111,8 @@ func (f *fakeFulfiller) Fulfil(ctx context.Context, database string, demand json
 	if err != nil {
 		return nil, err
 	}
-	var d struct{ Table, Page int }
-	if err := json.Unmarshal(demand, &d); err != nil {
+	d, err := koldproxy.ParseDemand(demand)
+	if err != nil {
 		return nil, err
 	}
 	if d.Table == 13 {
@@ -116,7 +125,11 @@ func (f *fakeFulfiller) Fulfil(ctx context.Context, database string, demand json
 	if d.Table == 14 {
 		return nil, errors.New("internal")
 	}
-	return fmt.Appendf(nil, `{"kind":"cold_page","table":%d,"page":%d,"rows":[%d,%d],"note":%q}`, d.Table, d.Page, d.Page*10, d.Page*10+1, note), nil
+	return fmt.Appendf(nil, `{"rows":[%d,%d],"note":%q}`, d.After*10, d.After*10+1, note), nil
+}
+
+func (f *fakeFulfiller) StageSecrets(context.Context, string, string) (secret, seal []byte, err error) {
+	return []byte("key"), []byte("seal"), nil
 }
 
 func (f *fakeFulfiller) count() int {

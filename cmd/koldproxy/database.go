@@ -234,7 +234,22 @@ func (all databases) Fulfil(ctx context.Context, name string, demand json.RawMes
 			return db.fulfiller.Fulfil(ctx, name, demand)
 		}
 	}
-	return nil, koldproxy.Errorf(koldproxy.CodeNotInPrerequisite, "koldproxy does not serve feeds of database %q", name).
+	return nil, noFeeds(name)
+}
+
+// StageSecrets are what answers are sealed with, see [proxy.Fulfiller].
+func (all databases) StageSecrets(ctx context.Context, name, mark string) (secret, seal []byte, err error) {
+	for _, db := range all {
+		if db.name == name {
+			return db.fulfiller.StageSecrets(ctx, name, mark)
+		}
+	}
+	return nil, nil, noFeeds(name)
+}
+
+// noFeeds is the error of a demand in a database that koldproxy has nothing to do with.
+func noFeeds(name string) error {
+	return koldproxy.Errorf(koldproxy.CodeNotInPrerequisite, "koldproxy does not serve feeds of database %q", name).
 		WithHint("Add it to [postgres] databases in koldproxy's configuration.")
 }
 
