@@ -27,6 +27,7 @@ type frame struct {
 	window  bool // a window function is called outside of nested queries
 	agg     bool // so is an aggregate
 	cases   int  // open CASEs since the last clause keyword
+	after   bool // its AFTER has been read
 }
 
 // aggregates are the aggregates that a look at tokens recognizes. What it misses is an error in PostgreSQL, since the
@@ -63,6 +64,11 @@ func (r *rewriter) after(s statementRange) *koldproxy.Error {
 			if i < valuesEnd {
 				return r.unsupported(i, "AFTER is not supported within the values of another AFTER")
 			}
+			if f.after {
+				return koldproxy.Errorf(koldproxy.CodeSyntaxError, `syntax error at or near "%s"`, r.text(i)).
+					WithHint("A SELECT has one AFTER, with a value for each key of ORDER BY.").At(r.chars.position(r.tokens[i].start))
+			}
+			f.after = true
 			valuesEnd = r.tokens[i+1].match
 			if err := r.spliceAfter(s, f, i, valuesEnd); err != nil {
 				return err

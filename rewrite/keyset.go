@@ -1,5 +1,7 @@
 package rewrite
 
+import "slices"
+
 // The condition of AFTER selects the rows that ORDER BY puts strictly behind the row of the given values. PostgreSQL
 // sorts NULL behind all values in ascending order and in front of them in descending order, unless NULLS FIRST or LAST
 // says otherwise. So for one key k, direction by direction, and a value v that is not NULL:
@@ -39,8 +41,16 @@ package rewrite
 // Values appear several times in the text; the first time always in a comparison with their key, so that a parameter
 // gets the key's type.
 //
-// The comparison operators are found as in any WHERE clause, through the search path, where pg_catalog comes first
-// unless the user says otherwise. Naming it would be wrong for types of extensions, such as citext.
+// # The operators
+//
+// The comparison operators are found through the search path: naming pg_catalog would be wrong for types of extensions, such as
+// citext. But whoever may create something in a schema of the path can put an operator there that fits better than PostgreSQL's own
+// (a > of two varchars), and ORDER BY, which the user has written, does not run it. So the condition ends with
+//
+//	AND (TRUE OR ROW(k, 0) > ROW(v, 0))
+//
+// for each operator that it has: PostgreSQL compares rows by members of B-tree families alone, which only superusers make, and refuses
+// the statement when it finds anything else. The planner takes this part away, before it is ever run.
 
 // keyset writes the condition in parentheses.
 func keyset(keys []orderKey, q *quoter) []piece {
@@ -71,7 +81,25 @@ func keyset(keys []orderKey, q *quoter) []piece {
 		w.exact()
 	}
 	w.text(")")
+	w.proof()
 	return w.pieces
+}
+
+// proof writes that each operator which compare has written is one of a B-tree family. It comes last, when all parameters have
+// their types.
+func (w *keysetWriter) proof() {
+	if len(w.compared) == 0 {
+		return
+	}
+	w.text(" AND (TRUE")
+	for _, c := range w.compared {
+		w.text(" OR ROW(")
+		w.key(w.keys[c.key])
+		w.text(", 0)" + c.operator + "ROW(")
+		w.value(w.keys[c.key])
+		w.text(", 0)")
+	}
+	w.text(")")
 }
 
 // uniform reports whether all keys have the same direction.
@@ -85,9 +113,16 @@ func uniform(keys []orderKey) bool {
 }
 
 type keysetWriter struct {
-	keys   []orderKey
-	quotes *quoter
-	pieces []piece
+	keys     []orderKey
+	quotes   *quoter
+	pieces   []piece
+	compared []comparison // each once
+}
+
+// comparison is an operator between a key, by its index, and its value.
+type comparison struct {
+	key      int
+	operator string
 }
 
 func (w *keysetWriter) text(s string) { w.pieces = append(w.pieces, insert(s)) }
@@ -105,6 +140,10 @@ func (w *keysetWriter) value(k orderKey) {
 
 // compare writes key, operator and value.
 func (w *keysetWriter) compare(k orderKey, operator string) {
+	c := comparison{slices.IndexFunc(w.keys, func(o orderKey) bool { return o.column == k.column && o.value == k.value }), operator}
+	if !slices.Contains(w.compared, c) {
+		w.compared = append(w.compared, c)
+	}
 	w.key(k)
 	w.text(operator)
 	w.value(k)

@@ -3,12 +3,15 @@ package rewrite
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"pgregory.net/rapid"
 )
 
@@ -35,8 +38,91 @@ func TestConditions(t *testing.T) {
 	} {
 		got := mustRewrite(t, "SELECT FROM t ORDER BY "+c.order+" LIMIT 5 AFTER ("+c.values+")")
 		got, _, _ = strings.Cut(strings.TrimPrefix(got, "SELECT FROM t WHERE "), " ORDER BY")
-		if got != c.want {
-			t.Errorf("%s after %s:\ngot  %s\nwant %s", c.order, c.values, got, c.want)
+		want := c.want + proofOf(c.want)
+		if got != want {
+			t.Errorf("%s after %s:\ngot  %s\nwant %s", c.order, c.values, got, want)
+		}
+	}
+}
+
+// proofOf is what stands behind a condition: each of its comparisons once more, as rows, unless it is one of rows.
+func proofOf(condition string) string {
+	var proof []string
+	for _, m := range regexp.MustCompile(`\b([ab]) ([<>]=?|=) (\([^()]+\))`).FindAllStringSubmatch(condition, -1) {
+		one := " OR ROW(" + m[1] + ", 0) " + m[2] + " ROW(" + m[3] + ", 0)"
+		if !slices.Contains(proof, one) {
+			proof = append(proof, one)
+		}
+	}
+	if proof == nil {
+		return ""
+	}
+	return " AND (TRUE" + strings.Join(proof, "") + ")"
+}
+
+// TestForeignOperators puts operators into the search path that fit better than PostgreSQL's own. Whoever asks for a page does not run
+// them, as he does not with ORDER BY alone: he gets an error. Where there are none, the plan is that of the bare condition.
+func TestForeignOperators(t *testing.T) {
+	t.Parallel()
+	conn := connect(t)
+	exec(t, conn, `CREATE TABLE kt (v varchar NOT NULL, n int NOT NULL); INSERT INTO kt SELECT i, i FROM generate_series(1, 2000) i; CREATE INDEX ON kt (v, n); ANALYZE kt;
+		CREATE TABLE traces (what text); CREATE SCHEMA mal;
+		CREATE FUNCTION mal.op(varchar, varchar) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN INSERT INTO traces VALUES ('varchar'); RETURN false; END $$;
+		CREATE FUNCTION mal.op(varchar, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN INSERT INTO traces VALUES ('text'); RETURN false; END $$;
+		CREATE FUNCTION mal.op(int, int) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN INSERT INTO traces VALUES ('int'); RETURN false; END $$`)
+	for _, order := range []string{"v", "v DESC", "v, n", "v, n DESC", "v DESC NULLS LAST, n"} {
+		for _, value := range []string{"'5'", "$1", "'5'::varchar", "'5'::text", "(SELECT '5'::varchar)"} {
+			sql := "SELECT v FROM kt ORDER BY " + order + " LIMIT 3 AFTER (" + value
+			if strings.Contains(order, ",") {
+				sql += ", 1"
+			}
+			sql = mustRewrite(t, sql+")")
+			ask := func() error {
+				var args []any
+				if value == "$1" {
+					args = []any{"5"}
+				}
+				_, err := conn.Exec(context.Background(), sql, append([]any{pgx.QueryExecModeExec}, args...)...)
+				return err
+			}
+			if err := ask(); err != nil {
+				t.Errorf("%s: %v", sql, err)
+			}
+			for _, operator := range []string{">", "<", ">=", "<=", "="} {
+				for path, types := range map[string][]string{"mal": {"varchar, varchar", "varchar, text"}, "mal, pg_catalog": {"varchar, varchar", "int, int"}} {
+					for _, both := range types {
+						left, right, _ := strings.Cut(both, ", ")
+						exec(t, conn, fmt.Sprintf(`CREATE OPERATOR mal.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = mal.op); SET search_path = %s, public`, operator, left, right, path))
+						_ = ask() // an error, where the operator fits
+						exec(t, conn, fmt.Sprintf(`RESET search_path; DROP OPERATOR mal.%s (%s)`, operator, both))
+					}
+				}
+			}
+		}
+	}
+	var traces []string
+	rows, _ := conn.Query(context.Background(), "SELECT what FROM traces")
+	traces, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(traces) > 0 {
+		t.Errorf("foreign operators ran: %v, %v", traces, err)
+	}
+
+	exec(t, conn, `CREATE OPERATOR mal.> (LEFTARG = varchar, RIGHTARG = varchar, FUNCTION = mal.op); SET search_path = mal, public`)
+	_, err = conn.Exec(context.Background(), mustRewrite(t, "SELECT v FROM kt ORDER BY v LIMIT 3 AFTER ('5')"))
+	if pg, ok := errors.AsType[*pgconn.PgError](err); !ok || pg.Code != "0A000" {
+		t.Errorf("the answer is %v", err)
+	}
+	exec(t, conn, `RESET search_path; DROP OPERATOR mal.> (varchar, varchar)`)
+	for _, order := range []string{"v", "v, n", "v DESC, n"} {
+		sql := "SELECT v FROM kt ORDER BY " + order + " LIMIT 3 AFTER ('5'" + strings.Repeat(", 1", strings.Count(order, ",")) + ")"
+		proved := mustRewrite(t, sql)
+		bare, rest, _ := strings.Cut(proved, " AND (TRUE OR ")
+		_, rest, _ = strings.Cut(rest, " ORDER BY ")
+		if rest == "" { // rows need no proof
+			continue
+		}
+		if got, want := explain(t, conn, proved), explain(t, conn, bare+" ORDER BY "+rest); got != want {
+			t.Errorf("%s is planned as\n%s\nand not as\n%s", sql, got, want)
 		}
 	}
 }
