@@ -15,7 +15,7 @@ func TestAlterTableIsTheOtherSpellingOfManageTable(t *testing.T) {
 	const enable = `alter table /* the feed */ "M, N" set (koldstore_enabled, koldstore_move_after = '7 days', koldstore_min_flush_rows = 1)`
 	settings := func(table string) string {
 		t.Helper()
-		return c.text(`SELECT concat_ws(' ', min_flush_rows, max_rows_per_file, coalesce(move_after::text, '-'), coalesce(hot_row_limit::text, '-')) FROM koldstore.managed_table WHERE table_oid = $1::text::regclass`, table)
+		return c.text(`SELECT concat_ws(' ', min_flush_rows, max_rows_per_file, coalesce(move_after::text, '-'), coalesce(hot_row_limit::text, '-')) FROM koldstore.visible_managed_table WHERE table_oid = $1::text::regclass`, table)
 	}
 	for _, p := range protocols {
 		c.exec(`CREATE TABLE "M, N" (id int PRIMARY KEY, v int); INSERT INTO "M, N" VALUES (1, 1)`)
@@ -82,7 +82,7 @@ func TestAlterTableIsTheOtherSpellingOfManageTable(t *testing.T) {
 			t.Errorf("%s: position %d, hint %q", sql, e.Position, e.Hint)
 		}
 	}
-	if got := c.text("SELECT count(*) FROM koldstore.managed_table WHERE schema_name = $1", w.schema); got != "0" {
+	if got := c.text("SELECT count(*) FROM koldstore.visible_managed_table WHERE schema_name = $1", w.schema); got != "0" {
 		t.Errorf("%s tables are managed", got)
 	}
 }
@@ -110,11 +110,11 @@ func TestAlterStreamChangesRetention(t *testing.T) {
 	}
 	c.exec("BEGIN; ALTER STREAM big SET (retention = 1s)")
 	c.exec("ROLLBACK")
-	if got := c.text("SELECT retention FROM koldstore.stream WHERE schema_name = $1", w.schema); got != "30 days" {
+	if got := c.text("SELECT retention FROM koldstore.visible_stream WHERE schema_name = $1", w.schema); got != "30 days" {
 		t.Errorf("retention is %s", got)
 	}
 	c.exec("ALTER STREAM big RESET (retention)")
-	if got := c.text("SELECT retention IS NULL FROM koldstore.stream WHERE schema_name = $1", w.schema); got != "t" {
+	if got := c.text("SELECT retention IS NULL FROM koldstore.visible_stream WHERE schema_name = $1", w.schema); got != "t" {
 		t.Error("retention is not reset")
 	}
 	c.notices = nil

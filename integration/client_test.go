@@ -62,10 +62,10 @@ func (w *tenant) drop(t *testing.T) {
 		`DO $$
 		DECLARE s record;
 		BEGIN
-			FOR s IN SELECT * FROM koldstore.stream WHERE schema_name = '` + w.schema + `' LOOP
+			FOR s IN SELECT * FROM koldstore.visible_stream WHERE schema_name = '` + w.schema + `' LOOP
 				CALL koldstore.drop_stream(s.schema_name, s.name);
 			END LOOP;
-			FOR s IN SELECT * FROM koldstore.managed_table WHERE schema_name = '` + w.schema + `' AND to_regclass(format('%I.%I', schema_name, table_name)) = table_oid LOOP
+			FOR s IN SELECT * FROM koldstore.visible_managed_table WHERE schema_name = '` + w.schema + `' AND to_regclass(format('%I.%I', schema_name, table_name)) = table_oid LOOP
 				PERFORM koldstore.unmanage_table(s.table_oid, drop_cold => true);
 			END LOOP;
 		END $$`,

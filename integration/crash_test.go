@@ -232,10 +232,10 @@ func (l *load) check() {
 		compareCopies(t, "the copy from the feed of "+table.name, table.feed.copied, c.rowsByKey(table.name, "true", true))
 		must(t, table.stream.finish(c.ctx, c.Conn))
 		compareCopies(t, "the copy from the stream of "+table.name, table.stream.copied, c.rowsByKey(table.name, feedtest.Predicate, false))
-		if lost := c.text("SELECT sum(events_lost) FROM koldstore.stream_status"); lost != "0" {
+		if lost := c.text("SELECT sum(events_lost) FROM koldstore.visible_stream_status"); lost != "0" {
 			t.Errorf("%s events are counted as lost", lost)
 		}
-		if sick := c.rows("SELECT name, state, reason FROM koldstore.stream WHERE state <> 'active'"); len(sick) > 0 {
+		if sick := c.rows("SELECT name, state, reason FROM koldstore.visible_stream WHERE state <> 'active'"); len(sick) > 0 {
 			t.Errorf("streams: %v", sick)
 		}
 	}

@@ -67,7 +67,7 @@ func TestBadInput(t *testing.T) {
 	}
 
 	// Nothing of all that had an effect.
-	if got := c.text("SELECT string_agg(name, ' ') FROM koldstore.stream WHERE schema_name = $1", w.schema); got != "there" {
+	if got := c.text("SELECT string_agg(name, ' ') FROM koldstore.visible_stream WHERE schema_name = $1", w.schema); got != "there" {
 		t.Errorf("streams afterwards: %s", got)
 	}
 	if got := c.text("SELECT string_agg(op || k, ' ' ORDER BY id) FROM _stream_there"); got != "put1 put2" {
