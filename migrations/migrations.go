@@ -28,7 +28,7 @@ type State struct {
 }
 
 // Up installs the catalog or brings it to the newest version. The connection's role becomes the owner of everything; it must
-// be the role that koldproxy runs as.
+// be the role that koldproxy runs as. A catalog that a newer binary has installed is left alone, and that is an error.
 func Up(ctx context.Context, conn *pgx.Conn) error {
 	return locked(ctx, conn, func() error {
 		if _, err := conn.Exec(ctx, "CREATE SCHEMA IF NOT EXISTS "+Schema); err != nil {
@@ -37,6 +37,14 @@ func Up(ctx context.Context, conn *pgx.Conn) error {
 		m, err := newMigrator(ctx, conn)
 		if err != nil {
 			return err
+		}
+		current, err := m.GetCurrentVersion(ctx)
+		if err != nil {
+			return fmt.Errorf("read catalog version: %w", err)
+		}
+		if newest := int32(len(m.Migrations)); current > newest {
+			return fmt.Errorf("the catalog is at version %d, which a newer koldproxy has installed, and this one knows %d: use the newer one, or let it go back with migrate down --to %[2]d",
+				current, newest)
 		}
 		return m.Migrate(ctx)
 	})
@@ -102,10 +110,10 @@ func isInstalled(ctx context.Context, conn *pgx.Conn) (bool, error) {
 	return yes, nil
 }
 
-// removeMirrors ends the feeds of all tables as their owner would, so that nothing is left in the schema.
+// removeMirrors ends the feeds and streams of all tables as their owner would, so that nothing is left that depends on the schema.
 func removeMirrors(ctx context.Context, conn *pgx.Conn) error {
 	_, err := conn.Exec(ctx, `DO $$
-		DECLARE m record;
+		DECLARE m record; s record;
 		BEGIN
 			IF pg_catalog.to_regclass('koldstore.managed_table') IS NULL OR pg_catalog.to_regproc('koldstore.do_unmanage_table') IS NULL THEN RETURN; END IF;
 			FOR m IN SELECT table_oid, mirror_oid FROM koldstore.managed_table LOOP
@@ -114,6 +122,11 @@ func removeMirrors(ctx context.Context, conn *pgx.Conn) error {
 				ELSE
 					EXECUTE pg_catalog.format('DROP TABLE IF EXISTS %s', m.mirror_oid::pg_catalog.regclass);
 				END IF;
+			END LOOP;
+			IF pg_catalog.to_regproc('koldstore.do_drop_stream') IS NULL THEN RETURN; END IF;
+			FOR s IN SELECT t.schema_name, t.name, coalesce((SELECT pg_catalog.pg_get_userbyid(c.relowner) FROM pg_catalog.pg_class c WHERE c.oid = t.table_oid), t.created_by) AS owner
+				FROM koldstore.stream t LOOP
+				PERFORM koldstore.do_drop_stream(s.owner, pg_catalog.jsonb_build_object('schema', s.schema_name, 'name', s.name));
 			END LOOP;
 		END $$`)
 	if err != nil {
