@@ -3,8 +3,12 @@ package coldstore_test
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"testing"
 
+	"github.com/google/uuid"
+
+	"github.com/koldproxy/koldproxy"
 	"github.com/koldproxy/koldproxy/coldstore"
 )
 
@@ -193,6 +197,36 @@ func TestKeysOfSeveralColumnsAndStrangeNames(t *testing.T) {
 		f.scan(`SELECT $1::jsonb = $2::jsonb - 'v' AND $2::jsonb ->> 'the key' = $3`, []any{string(r.PK), string(r.Image), `a"\	b`}, &same)
 		if !same {
 			t.Errorf("key %s of %s", r.PK, r.Image)
+		}
+	}
+}
+
+// TestPagesNameWhatIsBehindTheCursorsSegment has a cursor shortly before the end of a segment: the next one is needed, too.
+func TestPagesNameWhatIsBehindTheCursorsSegment(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	tab := f.messages("max_rows_per_file = 100")
+	for i := range 300 {
+		tab.put(i, "x")
+	}
+	tab.mustFlush(300, 3)
+	infos := tab.segments()
+	for _, c := range []struct {
+		mode   string
+		after  koldproxy.Seq
+		wanted int
+		want   []uuid.UUID
+	}{
+		{"forward", infos[0].MaxSeq - 2, 50, []uuid.UUID{infos[0].ID, infos[1].ID}},
+		{"forward", infos[0].MaxSeq, 50, []uuid.UUID{infos[1].ID}},
+		{"forward", 0, 150, []uuid.UUID{infos[0].ID, infos[1].ID}},
+		{"last", 0, 100, []uuid.UUID{infos[2].ID}},
+		{"last", 0, 101, []uuid.UUID{infos[1].ID, infos[2].ID}},
+	} {
+		var got []uuid.UUID
+		f.scan("SELECT array_agg(s::uuid ORDER BY n) FROM jsonb_array_elements_text(koldstore.segments_for($1, $2, $3, $4)) WITH ORDINALITY e(s, n)", []any{tab.oid, c.mode, c.after, c.wanted}, &got)
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%d rows %s from %d: %v, want %v", c.wanted, c.mode, c.after, got, c.want)
 		}
 	}
 }

@@ -376,13 +376,13 @@ BEGIN
 END $$;
 
 -- segments_for picks the active segments that a page needs: from the cursor on (forward) or from the end (last), until
--- they hold enough live rows.
+-- they hold enough live rows. How many are left in one that the cursor is within is not known, so it counts for nothing.
 CREATE FUNCTION koldstore.segments_for(rel oid, mode text, after bigint, wanted bigint) RETURNS jsonb
 LANGUAGE sql STABLE
 BEGIN ATOMIC
     SELECT coalesce(pg_catalog.jsonb_agg(s.segment_id ORDER BY s.min_seq), '[]')
     FROM (SELECT t.segment_id, t.min_seq,
-                 sum(t.row_count - t.dead_count) OVER (ORDER BY CASE mode WHEN 'last' THEN -t.min_seq ELSE t.min_seq END
+                 sum(CASE WHEN mode = 'last' OR t.min_seq > after THEN t.row_count - t.dead_count ELSE 0 END) OVER (ORDER BY CASE mode WHEN 'last' THEN -t.min_seq ELSE t.min_seq END
                      ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
           FROM koldstore.segment t
           WHERE t.table_oid = rel AND t.state = 'active' AND t.max_seq > after) s
