@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -35,8 +36,8 @@ var (
 		"SELECT writes(3), changes_since(0)", "SELECT 1 / (SELECT count(*) - 2 FROM koldstore.changes_since(1))",
 	}
 	differentialPlain = []string{
-		"SELECT 'plain', 42", "INSERT INTO t VALUES (1)", "SELECT count(*), sum(i) FROM t", "UPDATE t SET i = i + 1", "SELECT 1/0",
-		"SELECT generate_series(1, 3)", "SET x.y = '1'", "SHOW standard_conforming_strings",
+		"SELECT 'plain', 42", "INSERT INTO t VALUES (1)", "SELECT count(*), sum(i) FROM t", "UPDATE t SET i = i + 1",
+		"SELECT generate_series(1, 3)", "SELECT generate_series(1, 3) / (SELECT count(*) FROM t)", "SET x.y = '1'", "SHOW standard_conforming_strings",
 	}
 	differentialBlocks = []string{"BEGIN", "BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT a", "SAVEPOINT b", "ROLLBACK TO a", "RELEASE a", "ROLLBACK TO b", "RELEASE b"}
 	differentialTexts  = []string{
@@ -51,7 +52,7 @@ func (d *differential) statement() string {
 	switch r := d.rnd.IntN(10); {
 	case r < 4:
 		return d.pick(differentialFeeds)
-	case r < 8:
+	case r < 9:
 		return d.pick(differentialPlain)
 	}
 	return d.pick(differentialBlocks)
@@ -59,6 +60,7 @@ func (d *differential) statement() string {
 
 func newDifferential(t *testing.T, seed uint64) *differential {
 	d := &differential{rnd: rand.New(rand.NewPCG(seed, 1))}
+	parsed := []string{""} // mostly what exists is used, so that a batch goes on
 	for range 2 + d.rnd.IntN(5) {
 		var step []byte
 		var told []string
@@ -74,33 +76,37 @@ func newDifferential(t *testing.T, seed uint64) *differential {
 			}
 			say("Q %q", sql)
 		} else {
-			for range 1 + d.rnd.IntN(6) {
-				statement, portal := d.pick([]string{"", "s", "u"}), d.pick([]string{"", "p"})
+			for range 1 + d.rnd.IntN(8) {
+				statement, portal := d.pick([]string{"", "s", "u"}), d.pick([]string{"", "", "p"})
+				if portal != "" {
+					say("C P %q", portal)
+				}
+				parse := func() {
+					say("C S %q", statement)
+					say("P %q %q", statement, d.statement())
+					parsed = append(parsed, statement)
+				}
 				rows := d.rnd.IntN(6) / 4 // mostly all
 				switch r := d.rnd.IntN(20); {
 				case r < 8:
-					if statement != "" {
-						say("C S %q", statement)
-					}
-					say("P %q %q", statement, d.statement())
+					parse()
 					say("B %q %q", portal, statement)
 					say("E %q %d", portal, rows)
-				case r < 13:
-					say("B %q %q", portal, statement)
+				case r < 14:
+					say("B %q %q", portal, d.pick(parsed))
 					if d.rnd.IntN(2) == 0 {
 						say("D P %q", portal)
 					}
 					say("E %q %d", portal, rows)
-				case r < 14:
+				case r < 15:
 					say("E %q %d", portal, rows)
 				case r < 16:
-					say("C S %q", statement)
+					say("D S %q", d.pick(parsed))
 				case r < 17:
-					say("C P %q", portal)
-				case r < 18:
-					say("D S %q", statement)
+					say("C S %q", statement)
+					parsed = slices.DeleteFunc(parsed, func(name string) bool { return name == statement && name != "" })
 				default:
-					say("P %q %q", statement, d.statement())
+					parse()
 				}
 			}
 			say("S")
@@ -137,7 +143,7 @@ func (d *differential) play(t *testing.T, dsn string, together bool) []string {
 // conversation ends; that is not to be often.
 func TestFeedsLookHot(t *testing.T) {
 	t.Parallel()
-	conversations := 60
+	conversations := 120
 	if os.Getenv("KOLDPROXY_TEST_LONG") == "1" {
 		conversations = 3000
 	}
