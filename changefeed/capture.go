@@ -24,14 +24,15 @@ type item struct {
 //	         new row does not, old row does                     exit
 //	delete   old row matches                                    delete
 //
-// A predicate that is NULL does not match. lost is why the event cannot be written. noted is what is wrong with the old row of
-// an update that is written all the same: without its old image, and as an exit if nobody can say whether the row
-// had matched. An exit too many is harmless to a copy; one that is missing leaves a row in it for ever.
-func (e *event) judgedBy(i int, s *stream) (it item, write bool, lost, noted *pgconn.PgError) {
-	row, before := e.newJudged, e.oldJudged
+// A predicate that is NULL does not match. lost is why the event cannot be written. noted is what is wrong with the old row of a change
+// that is written all the same: an update without its old image, and as an exit if nobody can say whether the row had matched; a
+// delete with the key alone if the row cannot be shown. An exit or a delete too many is harmless to a copy; one that is missing
+// leaves a row in it for ever.
+func (e *event) judgedBy(i int, tab *table, s *stream) (it item, write bool, lost, noted *pgconn.PgError) {
 	if e.op == koldproxy.OpDelete {
-		row, before = e.oldJudged, nil
+		return e.deletionJudgedBy(i, tab, s)
 	}
+	row, before := e.newJudged, e.oldJudged
 	switch {
 	case row.failed == nil && row.failure[i] != nil:
 		return it, false, row.failure[i], nil
@@ -43,11 +44,6 @@ func (e *event) judgedBy(i int, s *stream) (it item, write bool, lost, noted *pg
 		it.oldImage = before.image
 	}
 	switch {
-	case row.matches[i] && e.op == koldproxy.OpDelete:
-		it.verdict, write = "delete", true
-		if s.preImage {
-			it.oldImage = row.image
-		}
 	case row.matches[i]:
 		it.verdict, write = "put", true
 		if before != nil && s.preImage {
@@ -63,6 +59,29 @@ func (e *event) judgedBy(i int, s *stream) (it item, write bool, lost, noted *pg
 		return it, false, row.failed, nil
 	}
 	return it, write, nil, noted
+}
+
+// deletionJudgedBy is judgedBy for a delete.
+func (e *event) deletionJudgedBy(i int, tab *table, s *stream) (it item, write bool, lost, noted *pgconn.PgError) {
+	row := e.oldJudged
+	failure := row.failure[i]
+	switch {
+	case row.failed != nil && (failure != nil || row.matches[i]):
+		failure = row.failed
+	case failure == nil && !row.matches[i]:
+		return it, false, nil, nil
+	}
+	it = item{event: e, doc: row.image, verdict: "delete"}
+	if s.preImage {
+		it.oldImage = row.image
+	}
+	if it.doc == nil {
+		it.doc = tab.keyImage(e.key)
+	}
+	if it.doc == nil {
+		return it, false, failure, nil
+	}
+	return it, true, nil, failure
 }
 
 // streamSQL is the statement that appends events to a stream's log and counts them. Its parameters are arrays that run in

@@ -83,6 +83,24 @@ func (p *painter) image(row []koldproxy.Datum) string {
 	return string(append(b, '}'))
 }
 
+// keyImage is a row with nothing but its primary key as a JSON object; nil if only the server can make it.
+func (t *table) keyImage(key []string) *string {
+	b := []byte{'{'}
+	for i, text := range key {
+		a := t.column(t.key[i])
+		render := renderers[a.typeOID]
+		if render == nil {
+			return nil
+		}
+		if i > 0 {
+			b = append(b, ", "...)
+		}
+		b = render(append(renderString(b, a.name), ": "...), text)
+	}
+	image := string(append(b, '}'))
+	return &image
+}
+
 func renderRaw(b []byte, text string) []byte { return append(b, text...) }
 
 func renderBool(b []byte, text string) []byte {

@@ -110,7 +110,7 @@ func (o *outcome) stream(te *tableEvents, i int) {
 			o.flaws = append(o.flaws, flaw{te.table, s, e, codeProblem, e.problem, false})
 			continue
 		}
-		it, ok, lost, noted := e.judgedBy(i, s)
+		it, ok, lost, noted := e.judgedBy(i, te.table, s)
 		if ok {
 			w.items = append(w.items, it)
 		}
