@@ -18,7 +18,7 @@ func TestPredicatesAreOfWHEN(t *testing.T) {
 		"C42703\x00Mcolumn \"no WHERE at all\" does not exist\x00":                 "column \"no WHERE at all\" does not exist",
 		"C42804\x00Margument of CASE/WHEN must be type boolean, not type text\x00": "argument of CASE/WHEN must be type boolean, not type text",
 	} {
-		body := []byte("SERROR\x00" + message + "qCREATE INDEX i ON t ((1)) WHERE /*koldstore:when*/(id\n)\x00p53\x00\x00")
+		body := []byte("SERROR\x00" + message + "qCREATE INDEX i ON t ((1)) WHERE /*koldstore:when*/(id\n)\x00p52\x00\x00")
 		fs, ok := parseFields(edit(msgError, body, o)[headerLen:])
 		if !ok || fs.get(fieldMessage) != want || fs.get(fieldPosition) != "28" {
 			t.Errorf("%q becomes %q at %s", message, fs.get(fieldMessage), fs.get(fieldPosition))
