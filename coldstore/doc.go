@@ -35,6 +35,12 @@
 // of an older snapshot read on in the old objects, which stay for the grace. Deletes are forgotten in the oldest segment
 // only, together with raising the floor over them.
 //
+// # Speed
+//
+// A flush is three things at once: the server copies rows out, one goroutine takes their JSON apart into typed columns, another one encodes
+// and compresses. Memory holds a few thousand rows, the compressed pages of a row group, and 16 bytes for each row of the file. Who reads
+// page after page finds the next batch of rows decoded.
+//
 // # Trust
 //
 // An object is hashed once and compared with the catalog before anything in it is decoded, and read under the version that

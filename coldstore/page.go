@@ -168,7 +168,7 @@ func (s *Store) forwardPage(ctx context.Context, segments []liveSegment, req Pag
 				page.Through = page.Rows[n-1].Seq
 			}
 			if s.follows(req.Table, req.After, page.Through) && req.Limit*sparse >= batchRows {
-				s.fetchAhead(&segment.segmentRow, next)
+				s.fetchAhead(ctx, &segment.segmentRow, next)
 			}
 			return page, nil
 		}

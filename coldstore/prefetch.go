@@ -39,7 +39,7 @@ func (s *Store) follows(table uint32, from, to koldproxy.Seq) bool {
 
 // fetchAhead decodes the batch with a row of a segment, or the one behind it, into the cache, unless both are there or another one is at
 // hand.
-func (s *Store) fetchAhead(segment *segmentRow, ordinal uint32) {
+func (s *Store) fetchAhead(ctx context.Context, segment *segmentRow, ordinal uint32) {
 	number := int(ordinal / batchRows)
 	for s.cache.get(cacheKey{segment.id, number}) != nil {
 		if number++; number > int(ordinal/batchRows)+1 || int64(number)*batchRows >= segment.rows {
@@ -51,7 +51,7 @@ func (s *Store) fetchAhead(segment *segmentRow, ordinal uint32) {
 	if s.prefetch.ended != nil || s.closed {
 		return
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // it outlives the call
 	ended := make(chan struct{})
 	s.prefetch.key, s.prefetch.ended, s.prefetch.stop = cacheKey{segment.id, number}, ended, cancel
 	row := *segment
