@@ -87,23 +87,27 @@ func (s *Sweeper) sweepAndLog(ctx context.Context) {
 
 // extend makes the partitions that will be needed soon. Should it fail, the applier makes them when they are needed.
 func (s *Sweeper) extend(ctx context.Context) {
-	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, fmt.Sprintf(`SET LOCAL lock_timeout = '%dms'`, lockTimeout.Milliseconds())); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, `SELECT koldstore.extend_logs()`)
-		return err
-	})
-	if err != nil && ctx.Err() == nil {
+	if err := s.tend(ctx, `SELECT koldstore.extend_logs()`); err != nil && ctx.Err() == nil {
 		s.log.Warn().Err(err).Msg("cannot make partitions of logs ahead of time")
 	}
 }
 
 // followRights gives logs and mirrors the privileges of their tables. Where event triggers can be installed that is done already.
 func (s *Sweeper) followRights(ctx context.Context) {
-	if _, err := s.pool.Exec(ctx, `SELECT koldstore.follow_rights()`); err != nil && ctx.Err() == nil {
+	if err := s.tend(ctx, `SELECT koldstore.follow_rights()`); err != nil && ctx.Err() == nil {
 		s.log.Warn().Err(err).Msg("cannot give logs and mirrors the privileges of their tables")
 	}
+}
+
+// tend runs a statement that waits for nobody for long.
+func (s *Sweeper) tend(ctx context.Context, sql string) error {
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, fmt.Sprintf(`SET LOCAL lock_timeout = '%dms'`, lockTimeout.Milliseconds())); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, sql)
+		return err
+	})
 }
 
 // expire takes away partitions that have expired, of logs that are written to, unless a sweep is doing that.
