@@ -194,3 +194,47 @@ func TestColdRowsAreForThoseWhoMayRead(t *testing.T) {
 		}
 	}
 }
+
+// TestColdRowsOfAnotherTable lets a role that may read one table demand the cold rows of another one in words that two readers could
+// understand in two ways, and has a function hide rows from those who may read it, by demanding a page of a part of its segments.
+func TestColdRowsOfAnotherTable(t *testing.T) {
+	t.Parallel()
+	w := newTenant(t)
+	c := w.connect(t)
+	c.exec("CREATE TABLE pub (id int PRIMARY KEY); CREATE TABLE secret (id int PRIMARY KEY, v text)")
+	c.exec("SELECT koldstore.manage_table('pub'), koldstore.manage_table('secret', max_rows_per_file => 10)")
+	c.exec("INSERT INTO pub VALUES (1); INSERT INTO secret SELECT i, 'classified' FROM generate_series(1, 30) i")
+	c.flush("pub")
+	c.flush("secret")
+	su := w.connectAs(t, "postgres")
+	reader := w.newRole(t, "reader", "")
+	c.exec("GRANT SELECT ON pub TO " + reader + "; GRANT USAGE, CREATE ON SCHEMA " + w.schema + " TO " + reader)
+	t.Cleanup(func() { su.exec("DROP OWNED BY " + reader) })
+	m := w.connectAs(t, reader)
+	m.exec(`CREATE FUNCTION raised(detail text) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
+		BEGIN
+			IF coalesce(current_setting('koldstore.staged', true), '') = '' THEN
+				RAISE EXCEPTION 'changes_since' USING ERRCODE = 'KS003', DETAIL = detail;
+			END IF;
+			RETURN 'staged';
+		END $$`)
+	segments := su.text("SELECT string_agg(format('\"%s\"', segment_id), ',' ORDER BY min_seq) FROM koldstore.segment WHERE state = 'active' AND table_oid = $1::regclass", w.table("secret"))
+	last := segments[strings.LastIndexByte(segments, ',')+1:]
+	number := func(table string) string { return su.text("SELECT $1::regclass::oid", w.table(table)) }
+	demand := func(tables string) string {
+		return fmt.Sprintf(`{"kind":"cold_page",%s,"generation":%s,"segments":[%s],"mode":"forward","after":0,"limit":1000000}`, tables,
+			su.text("SELECT generation FROM koldstore.managed_table WHERE table_oid = $1::regclass", w.table("secret")), last)
+	}
+	for _, tables := range []string{
+		`"table":` + number("pub") + `,"Table":` + number("secret"), `"Table":` + number("secret") + `,"table":` + number("pub"), `"table":` + number("pub") + `,"table":` + number("secret"),
+		`"table":` + number("secret"),
+	} {
+		_, err := m.simple("SELECT 'changes_since', raised('" + demand(tables) + "')")
+		wantError(t, err, "KS003", "")
+	}
+	rows, err := c.simple("WITH x AS MATERIALIZED (SELECT raised('" + demand(`"table":`+number("secret")) + "')) SELECT count(*) FROM x, LATERAL koldstore.changes_since('secret', 0 * length(x.raised))")
+	must(t, err)
+	if got := strings.Join(rows, ";"); got != "30" {
+		t.Errorf("with a page of the last segment beside it the feed has %s rows", got)
+	}
+}
