@@ -225,7 +225,7 @@ func TestCancelledSeed(t *testing.T) {
 	h.stopApplier()
 	h.exec(`CREATE TABLE t (id int PRIMARY KEY)`, `INSERT INTO t SELECT generate_series(1, 500)`)
 	h.manage("t")
-	h.exec(`SELECT koldstore.cancel_job(seed_job) FROM koldstore.managed_table`)
+	h.exec(`SELECT koldstore.cancel_job(seed_job) FROM koldstore.visible_managed_table`)
 	h.expect(`SELECT m.state, m.reason, j.status FROM koldstore.managed_table m JOIN koldstore.job j ON j.job_id = m.seed_job`, "broken copying its rows was cancelled cancelled")
 	h.startApplier()
 	h.exec(`INSERT INTO t VALUES (501)`, `SELECT koldstore.heal_table('t')`)
