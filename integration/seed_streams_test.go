@@ -247,7 +247,7 @@ func TestPredicateIsAWhereClause(t *testing.T) {
 	if _, err := c.Exec(c.ctx, `ALTER TABLE t DROP "Wert"`); err == nil {
 		t.Error("a column that predicates use was dropped")
 	}
-	wantError(t, func() error { _, err := c.Exec(c.ctx, `ALTER TABLE t ALTER p TYPE bigint`); return err }(), "0A000", "")
+	wantError(t, func() error { _, err := c.Exec(c.ctx, `ALTER TABLE t ALTER "Wert" TYPE bigint`); return err }(), "0A000", "")
 }
 
 // TestOnlyVisibleChangesAreReported: what was taken back, suppressed or lost against another writer has never been, and each
