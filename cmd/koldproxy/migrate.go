@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 
@@ -123,5 +124,23 @@ func migrateDown(ctx context.Context, c *config, database string, to int32) erro
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	return migrations.Down(ctx, conn, to)
+	if to > 0 {
+		return migrations.Down(ctx, conn, to)
+	}
+	// The slot goes along: nobody would read it any more, and the server would keep its log for it until the disk is full.
+	const slot = ` FROM pg_catalog.pg_replication_slots s JOIN pg_catalog.pg_database d ON d.datname = current_database() WHERE s.slot_name = 'koldproxy_' || d.oid`
+	var active bool
+	if err := conn.QueryRow(ctx, "SELECT coalesce(bool_or(s.active), false)"+slot).Scan(&active); err != nil {
+		return fmt.Errorf("look for the replication slot: %w", err)
+	}
+	if active {
+		return errors.New("its changes are being applied; stop koldproxy first")
+	}
+	if err := migrations.Down(ctx, conn, 0); err != nil {
+		return err
+	}
+	if _, err := conn.Exec(ctx, "SELECT pg_catalog.pg_drop_replication_slot(s.slot_name)"+slot); err != nil {
+		return fmt.Errorf("drop the replication slot: %w", err)
+	}
+	return nil
 }
