@@ -120,6 +120,8 @@ BEGIN
     IF NOT koldstore.is_service_role() OR TG_TAG <> 'ALTER TABLE' AND current_setting('koldstore.following', true) IS DISTINCT FROM 'on' THEN
         PERFORM koldstore.follow_rights();
     END IF;
+EXCEPTION WHEN OTHERS THEN -- the statement is not to fail because of it; koldproxy tries again soon
+    RAISE WARNING 'the rights to logs and mirrors could not be brought up to date: %', SQLERRM;
 END $$;
 
 -- guard makes a log or mirror read-only and shows it to those who may read the whole source table. Behind the guard, row-level
@@ -321,7 +323,7 @@ BEGIN
     IF koldstore.is_service_role() THEN
         RETURN;
     END IF;
-    log := pg_catalog.to_regclass((pg_catalog.regexp_match(pg_catalog.current_query(), pg_catalog.format(
+    log := pg_catalog.to_regclass((pg_catalog.regexp_match(pg_catalog.left(pg_catalog.current_query(), 2000), pg_catalog.format(
         '^%1$s*%2$s%1$s+(?:IF%1$s+EXISTS%1$s+)?(?:ONLY%1$s+)?(%3$s(?:\s*\.\s*%3$s)?)', gap, pg_catalog.replace(TG_TAG, ' ', gap || '+'), part), 'i'))[1]);
     IF koldstore.is_log(log) AND pg_catalog.has_table_privilege(log, 'TRUNCATE') THEN
         RAISE EXCEPTION 'cannot % "%": it is the log of a stream', pg_catalog.lower(TG_TAG), koldstore.name_of(log)
