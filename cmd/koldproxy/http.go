@@ -64,7 +64,7 @@ func unhurried(h http.HandlerFunc) http.HandlerFunc {
 func answer(w http.ResponseWriter, status int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = w.Write([]byte(text + "\n")) // a client that went away has nothing to be told
+	_, _ = w.Write([]byte(text + "\n")) //nolint:gosec // plain text; and a client that went away has nothing to be told
 }
 
 // serveHTTP serves until ctx ends, then lets running requests finish for a moment.

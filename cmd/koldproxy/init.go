@@ -118,7 +118,7 @@ func (in *initiation) run(cmd *cobra.Command, opts *options, dir string) error {
 			}
 		}
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // the folder of a configuration; its secrets have modes of their own
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	var paths []string
