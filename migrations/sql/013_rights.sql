@@ -9,7 +9,7 @@ INSERT INTO koldstore.replaced
 SELECT pg_catalog.pg_get_functiondef(p.oid) FROM pg_catalog.pg_proc p
 WHERE p.pronamespace = 'koldstore'::regnamespace AND p.proname IN (
     'guard', 'check_table', 'list_jobs', 'gaps', 'table_status', 'verify_table_integrity', 'wait_for_async_mirror', 'flush_table', 'changes_since', 'segments_for',
-    'show_streams', 'stream_floor', 'staged', 'unseal', 'demand_allowed', 'demanding_names', 'do_create_stream',
+    'show_streams', 'stream_floor', 'staged', 'unseal', 'demand_allowed', 'demanding_names', 'do_create_stream', 'extend_logs',
     'create_stream', 'alter_stream', 'drop_stream', 'alter_table_set', 'grant_subscribe', 'revoke_subscribe');
 
 -- The catalog.
@@ -332,7 +332,7 @@ BEGIN
 END $$;
 
 -- Functions of earlier steps that change in a detail: they read the catalog through the views, refuse to write where nothing may be
--- written, and leave nothing open to PUBLIC for a moment.
+-- written, leave nothing open to PUBLIC for a moment, and lock a log before its partition, as TRUNCATE does.
 DO $$
 DECLARE
     e    record;
@@ -344,6 +344,8 @@ BEGIN
         FROM pg_catalog.unnest(ARRAY['list_jobs', 'gaps', 'table_status', 'verify_table_integrity', 'wait_for_async_mirror', 'flush_table', 'changes_since',
             'segments_for', 'show_streams', 'stream_floor']) AS f(name)
         UNION ALL VALUES
+            ('extend_logs', '(\n *)(EXECUTE format\(''SELECT EXISTS \(SELECT FROM %s\)'', s\.part::regclass\) INTO used;)',
+                '\1EXECUTE format(''LOCK TABLE ONLY %s IN ACCESS SHARE MODE'', s.log_oid::regclass);\1\2'),
             ('check_table', 'EXISTS \(SELECT FROM koldstore\.stream s WHERE s\.log_oid = rel\)', 'koldstore.is_log(rel)'),
             ('do_create_stream', '(\n *)(PERFORM koldstore\.hand_over\(pg_catalog\.format\(''koldstore\.%I\(\)'', reader\), owner\);)',
                 '\1EXECUTE pg_catalog.format(''REVOKE ALL ON FUNCTION koldstore.%1$I() FROM PUBLIC; GRANT EXECUTE ON FUNCTION koldstore.%1$I() TO CURRENT_USER'', reader);\1\2')
