@@ -149,8 +149,20 @@ func TestPagesOfOtherSegmentsDoNotCount(t *testing.T) {
 		mode, segments string
 		counts         bool
 	}{
-		{"forward", "1 2 3", true}, {"forward", "1", true}, {"forward", "3", false}, {"forward", "1 3", false}, {"forward", "2 3", false}, {"forward", "1 1", false}, {"forward", "1 4", false},
-		{"last", "1 2 3", true}, {"last", "3", true}, {"last", "2 3", true}, {"last", "1", false}, {"last", "1 3", false}, {"last", "3 3", false}, {"last", "3 3 3", false},
+		{"forward", "1 2 3", true},
+		{"forward", "1", true},
+		{"forward", "3", false},
+		{"forward", "1 3", false},
+		{"forward", "2 3", false},
+		{"forward", "1 1", false},
+		{"forward", "1 4", false},
+		{"last", "1 2 3", true},
+		{"last", "3", true},
+		{"last", "2 3", true},
+		{"last", "1", false},
+		{"last", "1 3", false},
+		{"last", "3 3", false},
+		{"last", "3 3 3", false},
 	} {
 		var ids, rows []string
 		for _, s := range strings.Fields(c.segments) {
