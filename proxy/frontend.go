@@ -145,7 +145,7 @@ func (s *session) relayClient(ctx context.Context) error {
 			break
 		}
 		seen := b[:min(total, int64(len(b)))]
-		if s.looped != nil && s.takesLong(kind, seen) {
+		if s.looped != nil && s.takesLong(kind, seen) { //nolint:contextcheck // the catalog is asked within a time of its own
 			return s.detour(pos)
 		}
 		var m looked
