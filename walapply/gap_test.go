@@ -90,7 +90,7 @@ func TestGapStaysWhenTheSlotComesBack(t *testing.T) {
 	first := d.start(&recorder{})
 	d.awaitGap(first, "does not exist any more")
 
-	d.exec(`SELECT pg_create_logical_replication_slot(slot_name, 'pgoutput') FROM koldstore.checkpoint`)
+	d.exec(`SELECT pg_create_logical_replication_slot((SELECT slot_name FROM koldstore.checkpoint), 'pgoutput')`)
 	first.stop()
 	rec := &recorder{}
 	second := d.start(rec)
@@ -125,7 +125,7 @@ func TestSlotReplacedBetweenTwoRuns(t *testing.T) {
 	d.startStreaming(&recorder{}).stop() // an ordinary restart is no gap
 	d.exec(`SELECT pg_drop_replication_slot(slot_name) FROM koldstore.checkpoint`)
 	d.exec(`INSERT INTO t VALUES (1)`)
-	d.exec(`SELECT pg_create_logical_replication_slot(slot_name, 'pgoutput') FROM koldstore.checkpoint`)
+	d.exec(`SELECT pg_create_logical_replication_slot((SELECT slot_name FROM koldstore.checkpoint), 'pgoutput')`)
 	a := d.start(&recorder{})
 	d.awaitGap(a, "replaced or advanced")
 	d.worksAfter(a, beginAnew(t))
@@ -154,7 +154,7 @@ func TestSlotReplacedAfterAKill(t *testing.T) {
 	d.exec(`UPDATE koldstore.checkpoint SET told_lsn = '` + running + `'`)
 	d.exec(`SELECT pg_drop_replication_slot(slot_name) FROM koldstore.checkpoint`)
 	d.exec(`INSERT INTO t VALUES (1); INSERT INTO others SELECT repeat('x', 1000) FROM generate_series(1, 20000)`)
-	d.exec(`SELECT pg_create_logical_replication_slot(slot_name, 'pgoutput') FROM koldstore.checkpoint`)
+	d.exec(`SELECT pg_create_logical_replication_slot((SELECT slot_name FROM koldstore.checkpoint), 'pgoutput')`)
 	b := d.start(&recorder{})
 	d.awaitGap(b, "replaced or advanced")
 	d.worksAfter(b, beginAnew(t))

@@ -57,7 +57,7 @@ func TestSetupProblems(t *testing.T) {
 		},
 		{
 			name:    "slot of another plugin",
-			breakIt: `SELECT pg_create_logical_replication_slot(slot_name, 'test_decoding') FROM koldstore.checkpoint`, want: `plugin "test_decoding"`,
+			breakIt: `SELECT pg_create_logical_replication_slot((SELECT slot_name FROM koldstore.checkpoint), 'test_decoding')`, want: `plugin "test_decoding"`,
 			repair: `SELECT pg_drop_replication_slot(slot_name) FROM koldstore.checkpoint`,
 		},
 		{
