@@ -144,14 +144,21 @@ func (s *Store) sweep(ctx context.Context) (bool, error) {
 		s.log.Info().Int64("segments", n).Msg("segments that were never published are given up")
 	}
 	segments, err := loadManifest(ctx, s.pool, `segment_id IN (SELECT segment_id FROM koldstore.segment WHERE state = 'deleted'
-		AND ended_at <= clock_timestamp() - $1::interval AND created_at > `+anotherHistory+`
-		ORDER BY random() LIMIT $2)`, s.cfg.DeleteGrace, sweepBatch)
+		AND ended_at <= clock_timestamp() - $1::interval AND created_at > `+anotherHistory+` AND ($3::text[] IS NULL OR storage = ANY ($3))
+		ORDER BY random() LIMIT $2)`, s.cfg.DeleteGrace, sweepBatch, s.presence.alone(s.cfg.Now(), s.cfg.DeleteGrace))
 	if err != nil {
 		return false, err
 	}
 	var errs []error
+	failed := map[string]bool{}
 	for i := range segments {
-		errs = append(errs, s.remove(ctx, &segments[i]))
+		if failed[segments[i].storage] {
+			continue // one complaint about a storage that cannot be reached is enough
+		}
+		if err := s.remove(ctx, &segments[i]); err != nil {
+			failed[segments[i].storage] = true
+			errs = append(errs, err)
+		}
 	}
 	err = errors.Join(errs...)
 	return err == nil && len(segments) == sweepBatch, err

@@ -38,7 +38,7 @@ func (s *Store) flushNext(ctx context.Context) (worked bool, err error) {
 // doChores does everything that nobody waits for.
 func (s *Store) doChores(ctx context.Context) (worked bool, err error) {
 	var errs []error
-	for _, chore := range []func(context.Context) (bool, error){s.checkStorages, s.forgetDropped, s.dropExpired, s.forgetTombstones, s.compactTables, s.sweep, s.queueDue} {
+	for _, chore := range []func(context.Context) (bool, error){s.checkStorages, s.showPresence, s.forgetDropped, s.dropExpired, s.forgetTombstones, s.compactTables, s.sweep, s.queueDue} {
 		did, err := chore(ctx)
 		worked = worked || did
 		errs = append(errs, err) // one that fails does not keep the others from their work
@@ -100,6 +100,7 @@ func (s *Store) Run(ctx context.Context) error {
 	s.requeue = true // who led before may have left jobs, also when it was this process long ago
 	s.policyAt = time.Time{}
 	s.mu.Unlock()
+	s.presence.beginAnew()
 	group, ctx := errgroup.WithContext(ctx)
 	work := []func(context.Context) (bool, error){s.doChores}
 	for range s.cfg.Flushers {
@@ -115,19 +116,24 @@ func (s *Store) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// repeat does one kind of work until ctx ends.
+// repeat does one kind of work until ctx ends. What fails again and again is tried less and less often.
 func (s *Store) repeat(ctx context.Context, wake <-chan struct{}, work func(context.Context) (bool, error)) {
+	pause := s.cfg.PollInterval
 	for ctx.Err() == nil {
 		worked, err := work(ctx)
-		if err != nil && ctx.Err() == nil {
+		switch {
+		case err == nil:
+			pause = s.cfg.PollInterval
+		case ctx.Err() == nil:
 			s.log.Error().Err(err).Msg("cold storage work failed and is tried again")
+			pause = min(2*pause, max(s.cfg.PollInterval, s.cfg.PolicyInterval))
 		}
 		if worked && err == nil {
 			continue
 		}
 		select {
 		case <-wake:
-		case <-time.After(s.cfg.PollInterval):
+		case <-time.After(pause):
 		case <-ctx.Done():
 		}
 	}

@@ -31,6 +31,7 @@ type Store struct {
 	retryAt  map[uint32]time.Time // tables whose flush failed, and when an automatic one is tried again
 	settled  map[chore]any        // what a table was like when there was nothing to do for it
 	prefetch prefetcher
+	presence *presence
 	closed   bool
 }
 
@@ -78,7 +79,7 @@ func New(pool *pgxpool.Pool, bucket Bucket, log zerolog.Logger, cfg Config) (*St
 	return &Store{
 		pool: pool, bucket: bucket, log: log, cfg: cfg, metrics: m, cache: newCache(cfg.CacheBytes, m.cacheBytes),
 		running: map[uuid.UUID]*job{}, writing: map[uuid.UUID]bool{}, requeue: true, retryAt: map[uint32]time.Time{},
-		settled: map[chore]any{}, storages: storages{open: map[string]openStorage{}},
+		settled: map[chore]any{}, storages: storages{open: map[string]openStorage{}}, presence: newPresence(),
 	}, nil
 }
 
