@@ -59,7 +59,7 @@ func (s *session) beginAnew(ctx context.Context) error {
 	}
 	at, err := createSlot(ctx, wal, s.cp.slot, version)
 	if err != nil {
-		return err
+		return blamed(ctx, s.conn, err)
 	}
 	after, err := s.gapBasis(ctx)
 	if err == nil && after != before {

@@ -165,7 +165,11 @@ func (r *retry) wait(ctx context.Context, err error) bool {
 	r.a.update(func(s *Status) { s.Err = err })
 	if text := err.Error(); text != r.text || time.Since(r.logged) > logAgain {
 		r.text, r.logged = text, time.Now()
-		r.a.log.Error().Str("err", publicText(err)).Str("sqlstate", sqlState(err)).Msg("applying changes failed, trying again")
+		if setup, ok := errors.AsType[*SetupError](err); ok && setup.closes {
+			r.a.log.Warn().Str("err", publicText(err)).Msg("changes may be missing, beginning anew")
+		} else {
+			r.a.log.Error().Str("err", publicText(err)).Str("sqlstate", sqlState(err)).Msg("applying changes failed, trying again")
+		}
 	}
 	r.a.log.Debug().Err(err).Dur("pause", r.pause).Msg("applying changes failed")
 	pause := r.pause

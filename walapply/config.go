@@ -31,9 +31,10 @@ type Config struct {
 	// StatusInterval is the longest pause between two status updates to the server; default 10 s. It is shortened to a
 	// third of the server's wal_sender_timeout.
 	StatusInterval time.Duration
-	// Lease is for how long leadership outlives a leader that does not answer any more; default 10 s, at least 100 ms.
+	// Lease is for how long leadership outlives a leader that does not answer any more; default 4 s, at least 100 ms.
+	// The silence is measured by the server; a slow batch is none.
 	Lease time.Duration
-	// TakeoverInterval is how often an instance that does not lead tries to; default 1 s.
+	// TakeoverInterval is how often an instance that does not lead tries to; default 500 ms.
 	TakeoverInterval time.Duration
 	// RetryMin and RetryMax bound the growing pause after an error; defaults 100 ms and 5 s.
 	RetryMin, RetryMax time.Duration
@@ -69,8 +70,8 @@ func DefaultConfig(dsn string) Config {
 		QueueBytes:       16 << 20,
 		Linger:           5 * time.Millisecond,
 		StatusInterval:   10 * time.Second,
-		Lease:            10 * time.Second,
-		TakeoverInterval: time.Second,
+		Lease:            4 * time.Second,
+		TakeoverInterval: 500 * time.Millisecond,
 		RetryMin:         100 * time.Millisecond,
 		RetryMax:         5 * time.Second,
 		LockWait:         30 * time.Second,

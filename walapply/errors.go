@@ -20,14 +20,23 @@ type SetupError struct {
 	// Gap says that changes may be missing. Such a problem is written to koldstore.checkpoint and stays there, whatever
 	// becomes of its cause, until applying has begun anew.
 	Gap bool
+	// Waits names the transactions that have to end before the gap can be closed; empty if there are none, or nobody closes it.
+	Waits string
 	// final is a gap that is not closed automatically.
 	final bool
+	// closes says that the gap is closed without anybody's help.
+	closes bool
 	// abandon means that the slot is to be dropped at once.
 	abandon bool
 }
 
-// Error returns problem and hint.
-func (e *SetupError) Error() string { return e.Problem + "; " + e.Hint }
+// Error returns problem, hint and what is waited for.
+func (e *SetupError) Error() string {
+	if e.Waits != "" {
+		return e.Problem + "; " + e.Hint + "; it waits for the end of " + e.Waits
+	}
+	return e.Problem + "; " + e.Hint
+}
 
 // publicText is err's text as far as it may be logged above debug: messages of PostgreSQL about data can quote the data.
 func publicText(err error) string {

@@ -24,9 +24,20 @@ import (
 func gap(format string, args ...any) *SetupError {
 	return &SetupError{
 		Problem: fmt.Sprintf(format, args...),
-		Hint:    `changes may be missing, so nothing is applied until koldstore.heal_gap() is called; see docs/operations.md, "Gaps"`,
+		Hint:    hintStop,
 		Gap:     true,
 	}
+}
+
+// What is to be done about a gap depends on [Config.OnGap].
+const (
+	hintStop   = `changes may be missing, so nothing is applied until koldstore.heal_gap() is called; see docs/operations.md, "Gaps"`
+	hintCloses = `changes may be missing, so applying begins anew by itself, with a new replication slot: feeds are compared with their tables, streams show a hole; see docs/operations.md, "Gaps"`
+)
+
+// closesItself makes a gap one that needs nobody's help.
+func (e *SetupError) closesItself() {
+	e.closes, e.Hint = true, strings.Replace(e.Hint, hintStop, hintCloses, 1)
 }
 
 func isGap(err error) bool {
@@ -40,11 +51,14 @@ func (s *session) noteGap(ctx context.Context, err error) error {
 	if !errors.As(err, &setup) || !setup.Gap {
 		return err
 	}
+	if s.a.cfg.OnGap == OnGapHeal && !setup.final {
+		setup.closesItself()
+	}
 	s.a.metrics.gap.Set(1)
 	if s.cp.gap != "" || ctx.Err() != nil || s.conn.IsClosed() { // the next session finds it again
 		return err
 	}
-	if noted := s.cp.recordGap(ctx, s.conn, setup.Problem, s.a.cfg.OnGap == OnGapHeal && !setup.final); noted != nil || !setup.abandon {
+	if noted := s.cp.recordGap(ctx, s.conn, setup.Problem, setup.closes); noted != nil || !setup.abandon {
 		return errors.Join(err, noted)
 	}
 	slot, free := freeSlot(ctx, s.conn, s.cp.slot)

@@ -9,8 +9,23 @@ import (
 // Inspect looks at a database as an applier does before it begins, and returns what keeps changes from being applied or from
 // being complete: a gap that was noted or would be, a catalog that belongs to another database, a publication that differs
 // from what koldproxy put into it. It changes nothing. db must be the service role's. A database in which an applier has not
-// run yet is in order.
-func Inspect(ctx context.Context, db Querier, publicationName string) ([]*SetupError, error) {
+// run yet is in order. onGap is what the applier is configured to do about gaps.
+func Inspect(ctx context.Context, db Querier, publicationName, onGap string) ([]*SetupError, error) {
+	list, err := inspect(ctx, db, publicationName)
+	for _, p := range list {
+		if !p.Gap || p.final || onGap != OnGapHeal && !p.closes {
+			continue
+		}
+		p.closesItself()
+		var lookup error
+		if p.Waits, lookup = slotWaitsFor(ctx, db); lookup != nil {
+			return list, errors.Join(err, lookup)
+		}
+	}
+	return list, err
+}
+
+func inspect(ctx context.Context, db Querier, publicationName string) ([]*SetupError, error) {
 	cp, err := scanCheckpoint(db.QueryRow(ctx, `SELECT `+checkpointColumns+` FROM koldstore.checkpoint`))
 	if err != nil {
 		return problems(err)
@@ -19,7 +34,9 @@ func Inspect(ctx context.Context, db Querier, publicationName string) ([]*SetupE
 		return problems(err)
 	}
 	if cp.gap != "" {
-		return problems(gap("%s", cp.gap))
+		noted := gap("%s", cp.gap)
+		noted.closes = cp.anew
+		return problems(noted)
 	}
 	var systemID string
 	var timeline int32

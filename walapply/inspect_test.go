@@ -14,7 +14,7 @@ func TestInspect(t *testing.T) {
 	d := newDatabase(t, localpg.TestCluster(t))
 	inspect := func(want ...string) {
 		t.Helper()
-		list, err := walapply.Inspect(t.Context(), d.sql, "koldproxy")
+		list, err := walapply.Inspect(t.Context(), d.sql, "koldproxy", walapply.OnGapStop)
 		if err != nil {
 			t.Fatal(err)
 		}

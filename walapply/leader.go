@@ -88,7 +88,8 @@ func (a *Applier) lead(ctx context.Context, conn *pgx.Conn, r *retry) error {
 // keepLease pings the session that holds the lock, which both keeps it alive and tells when it is gone.
 func (a *Applier) keepLease(ctx context.Context, conn *pgx.Conn) error {
 	for sleep(ctx, a.cfg.Lease/5) {
-		pingCtx, cancel := context.WithTimeout(ctx, a.cfg.Lease/2)
+		// The server measures the silence, and the epoch keeps a deposed leader from writing: a late answer does no harm.
+		pingCtx, cancel := context.WithTimeout(ctx, a.cfg.Lease)
 		err := conn.Ping(pingCtx)
 		cancel()
 		if err != nil && ctx.Err() == nil {

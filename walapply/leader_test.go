@@ -123,7 +123,6 @@ const childDSN = "KOLDPROXY_WALAPPLY_CHILD_DSN"
 func runChild(dsn string) {
 	in := bufio.NewReader(os.Stdin)
 	cfg := walapply.DefaultConfig(dsn)
-	cfg.Lease = 3 * time.Second
 	rec := &recorder{who: "child", before: func(context.Context, []koldproxy.Change) error {
 		fmt.Println("applying")
 		_, err := in.ReadString('\n')
@@ -168,16 +167,16 @@ func TestStoppedLeaderIsReplacedAndCannotWriteAfterwards(t *testing.T) {
 	if _, err := lines.ReadString('\n'); err != nil {
 		t.Fatal(err)
 	}
+	second := d.start(&recorder{who: "second"}, func(c *walapply.Config) { c.TakeoverInterval = walapply.DefaultConfig(d.dsn).TakeoverInterval })
+	begin := time.Now()
 	if err := child.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-
-	begin := time.Now()
-	second := d.startStreaming(&recorder{who: "second"})
-	d.awaitApplied()
-	if took := time.Since(begin); took > 10*time.Second {
+	d.await("the second one to lead", func() bool { return second.Status().Leading })
+	if took := time.Since(begin); took > 5*time.Second {
 		t.Errorf("replacing a stopped leader took %v", took)
 	}
+	d.awaitApplied()
 	if err := child.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}

@@ -124,7 +124,7 @@ func (s *session) prepare(ctx context.Context, wal *pgconn.PgConn) (slotState, t
 			return slot, 0, err
 		}
 		if slot.confirmed, err = createSlot(ctx, wal, s.cp.slot, version); err != nil {
-			return slot, 0, err
+			return slot, 0, blamed(ctx, s.conn, err)
 		}
 		s.a.log.Info().Str("slot", s.cp.slot).Stringer("lsn", slot.confirmed).Msg("created the replication slot")
 	}

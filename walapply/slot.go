@@ -21,7 +21,28 @@ const (
 )
 
 // errCreatingSlot is what a session says while the slot cannot be made yet.
-var errCreatingSlot = errors.New("waiting for transactions that are older than the replication slot; pg_stat_activity and pg_prepared_xacts show them")
+var errCreatingSlot = errors.New("waiting for transactions that are older than the replication slot")
+
+// blamed adds to [errCreatingSlot] whom the slot waits for.
+func blamed(ctx context.Context, db Querier, err error) error {
+	if !errors.Is(err, errCreatingSlot) {
+		return err
+	}
+	who, lookup := slotWaitsFor(ctx, db)
+	if lookup != nil || who == "" {
+		return errors.Join(err, lookup)
+	}
+	return fmt.Errorf("%w: %s", err, who)
+}
+
+// slotWaitsFor names the oldest transactions that a slot in the making waits for.
+func slotWaitsFor(ctx context.Context, db Querier) (who string, err error) {
+	err = db.QueryRow(ctx, `SELECT coalesce(koldstore.slot_waits_for(), '')`).Scan(&who)
+	if err != nil && sqlState(err) != "42883" { // a catalog that is older
+		return "", fmt.Errorf("look for old transactions: %w", err)
+	}
+	return who, nil
+}
 
 // slotState is the part of pg_replication_slots that counts.
 type slotState struct {

@@ -118,7 +118,7 @@ func checkReplication(ctx context.Context, c *config, name string) finding {
 // checkApplying looks at checkpoint, slot and publication.
 func checkApplying(ctx context.Context, conn *pgx.Conn, c *config, name string) []finding {
 	f := finding{Check: "applying", Database: name, Result: resultOK, Found: "checkpoint, slot and publication fit"}
-	problems, err := walapply.Inspect(ctx, conn, walapply.DefaultConfig("").Publication)
+	problems, err := walapply.Inspect(ctx, conn, walapply.DefaultConfig("").Publication, c.Apply.OnGap)
 	if err != nil {
 		f.Result, f.Found, f.Remedy = resultProblem, err.Error(), "see the error"
 	}
@@ -130,6 +130,9 @@ func checkApplying(ctx context.Context, conn *pgx.Conn, c *config, name string) 
 		findings[i] = finding{Check: f.Check, Database: name, Result: resultProblem, Found: p.Problem, Remedy: p.Hint}
 		if p.Gap && c.Apply.OnGap == "heal" {
 			findings[i].Remedy = `start koldproxy serve, which closes the gap (apply.on_gap = "heal"); docs/operations.md says what becomes of streams and feeds`
+			if p.Waits != "" {
+				findings[i].Remedy = "have these transactions end, which a new replication slot waits for: " + p.Waits
+			}
 		}
 	}
 	return findings

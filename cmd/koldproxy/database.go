@@ -139,7 +139,7 @@ const readyTimeout = 2 * time.Second
 func (db *database) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	problems, err := walapply.Inspect(ctx, db.pool, walapply.DefaultConfig("").Publication)
+	problems, err := walapply.Inspect(ctx, db.pool, walapply.DefaultConfig("").Publication, db.cfg.Apply.OnGap)
 	if err != nil {
 		return fmt.Errorf("database %s: %w", db.name, err)
 	}

@@ -79,7 +79,7 @@ func readStatus(ctx context.Context, c *config, database string) (databaseStatus
 	if err := conn.QueryRow(ctx, "SELECT koldstore.async_mirror_status()").Scan(&s.Applier); err != nil {
 		return s, fmt.Errorf("read the applier's status: %w", err)
 	}
-	problems, err := walapply.Inspect(ctx, conn, walapply.DefaultConfig("").Publication)
+	problems, err := walapply.Inspect(ctx, conn, walapply.DefaultConfig("").Publication, c.Apply.OnGap)
 	if err != nil {
 		return s, err
 	}
