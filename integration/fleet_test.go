@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"regexp"
 	"slices"
 	"strconv"
@@ -78,18 +77,13 @@ func TestRollingRestart(t *testing.T) {
 	}
 	t.Logf("%d rows written, %d sessions cut", crowd.written.Load(), crowd.cut.Load())
 	app.forget("big", "orders")
-	http.DefaultClient.CloseIdleConnections()
 }
 
 // leads says whether the instance applies changes.
 func (i *instance) leads(t *testing.T) bool {
 	t.Helper()
-	answer, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/metrics", i.ports.http))
-	must(t, err)
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	must(t, err)
-	return regexp.MustCompile(`(?m)^koldproxy_walapply_leading\{.*\} 1$`).Match(text)
+	_, text := i.get(t, "/metrics")
+	return regexp.MustCompile(`(?m)^koldproxy_walapply_leading\{.*\} 1$`).MatchString(text)
 }
 
 func (i *instance) awaitLeads(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -124,6 +125,20 @@ func newInstance(t *testing.T, c command) *instance {
 		}
 	})
 	return i
+}
+
+// get asks the HTTP port. Its connection does not outlive the answer.
+func (i *instance) get(t *testing.T, path string) (status int, body string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d%s", i.ports.http, path), nil)
+	must(t, err)
+	r.Close = true
+	answer, err := http.DefaultClient.Do(r)
+	must(t, err)
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	must(t, err)
+	return answer.StatusCode, string(text)
 }
 
 // start runs the process and waits for its ready line. Restarting is calling it again.

@@ -3,6 +3,7 @@ package integration_test
 import (
 	"context"
 	"errors"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -66,7 +67,8 @@ func wantFarewell(t *testing.T, c *client) {
 	}
 }
 
-// TestDrainLetsTransactionsEnd: after SIGTERM an open transaction may go on for the drain time, newcomers may not come in.
+// TestDrainLetsTransactionsEnd: after SIGTERM an open transaction may go on for the drain time, newcomers may not come in, and the instance
+// says that it is not ready.
 func TestDrainLetsTransactionsEnd(t *testing.T) {
 	t.Parallel()
 	inst := newInstance(t, keptDemo)
@@ -78,6 +80,12 @@ func TestDrainLetsTransactionsEnd(t *testing.T) {
 	stopped := make(chan error, 1)
 	go func() { stopped <- inst.stop(syscall.SIGTERM) }()
 	wantFarewell(t, idle) // draining has begun
+	if status, body := inst.get(t, "/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "shutting down") {
+		t.Errorf("/readyz during the drain: %d %s", status, body)
+	}
+	if status, body := inst.get(t, "/healthz"); status != http.StatusOK {
+		t.Errorf("/healthz during the drain: %d %s", status, body)
+	}
 	c.exec("INSERT INTO t VALUES (2)")
 	c.exec("COMMIT")
 	wantFarewell(t, c)

@@ -129,16 +129,10 @@ func TestServe(t *testing.T) {
 				t.Error("a superuser writes to the log")
 			}
 			for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
-				answer, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d%s", inst.ports.http, path))
-				if err != nil {
-					t.Fatal(err)
-				}
-				answer.Body.Close()
-				if answer.StatusCode != http.StatusOK {
-					t.Errorf("%s: %s", path, answer.Status)
+				if status, body := inst.get(t, path); status != http.StatusOK {
+					t.Errorf("%s: %d %s", path, status, body)
 				}
 			}
-			http.DefaultClient.CloseIdleConnections()
 			app.forget("big", "orders")
 			if got := app.text("SELECT relreplident FROM pg_class WHERE oid = 'orders'::regclass"); got != "d" {
 				t.Errorf("the replica identity is %q afterwards", got)

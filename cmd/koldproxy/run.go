@@ -211,7 +211,13 @@ func (s *service) serve(
 		if err != nil {
 			return err
 		}
-		server := newHTTPServer(s.registry, func() error { return s.databases.ready(partsCtx) }, page, s.events, s.cfg.HTTP.Pprof)
+		isReady := func() error {
+			if frontCtx.Err() != nil {
+				return errDraining
+			}
+			return s.databases.ready(partsCtx)
+		}
+		server := newHTTPServer(s.registry, isReady, page, s.events, s.cfg.HTTP.Pprof)
 		parts.Go(func() error { return page.Run(partsCtx) })
 		parts.Go(func() error { return serveHTTP(partsCtx, ls.http, server) })
 	}
@@ -241,4 +247,7 @@ func (s *service) serve(
 	return err
 }
 
-var errPartFailed = errors.New("a part of koldproxy failed")
+var (
+	errPartFailed = errors.New("a part of koldproxy failed")
+	errDraining   = errors.New("koldproxy is shutting down: sessions end, newcomers are refused")
+)
