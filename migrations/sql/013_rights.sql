@@ -86,16 +86,18 @@ END;
 -- follow_rights brings the privileges on all logs and mirrors up to date. Anybody's GRANT calls it where event triggers can be
 -- installed, and koldproxy does every few seconds.
 CREATE FUNCTION koldstore.follow_rights() RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET koldstore.following = 'on' AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     f record;
 BEGIN
+    PERFORM set_config('koldstore.following', 'on', true); -- as a clause of the function it would take a superuser
     FOR f IN SELECT s.log_oid AS target, s.table_oid AS source FROM koldstore.stream s JOIN pg_class c ON c.oid = s.log_oid JOIN pg_class t ON t.oid = s.table_oid
              UNION ALL
              SELECT m.mirror_oid, m.table_oid FROM koldstore.managed_table m JOIN pg_class c ON c.oid = m.mirror_oid JOIN pg_class t ON t.oid = m.table_oid
     LOOP
         PERFORM koldstore.follow_rights_of(f.target, f.source);
     END LOOP;
+    PERFORM set_config('koldstore.following', 'off', true);
 END $$;
 
 CREATE FUNCTION koldstore.follow_rights_of(target oid, source oid) RETURNS void
@@ -128,15 +130,17 @@ END $$;
 -- security without a policy for writes refuses them once more. Only the owner of the table gets the privileges to write: they
 -- would convey the right to lock the log, and with it the applier.
 CREATE OR REPLACE FUNCTION koldstore.guard(target oid, source oid, extra_condition text, hint text) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET koldstore.following = 'on' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     rel text := target::regclass::text;
 BEGIN
+    PERFORM set_config('koldstore.following', 'on', true);
     EXECUTE format('CREATE TRIGGER koldproxy_guard BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION koldstore.refuse_write(%L)', rel, hint);
     EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER koldproxy_guard', rel);
     EXECUTE format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', rel);
     EXECUTE format('CREATE POLICY koldproxy_readers ON %s FOR SELECT USING (%s)', rel, koldstore.readers_of(source, extra_condition));
     PERFORM koldstore.follow_rights_of(target, source);
+    PERFORM set_config('koldstore.following', 'off', true);
 END $$;
 
 REVOKE ALL ON FUNCTION koldstore.guard, koldstore.follow_rights_of FROM PUBLIC;
