@@ -57,7 +57,7 @@ func (t *Target) backfillDue() (*table, *stream) {
 	var of *table
 	for _, tab := range t.cat.tables {
 		for _, s := range tab.streams {
-			if s.seeding && (due == nil || s.id < due.id) {
+			if s.seeding && !t.asleep(worker{stream: s.id}) && (due == nil || s.id < due.id) {
 				due, of = s, tab
 			}
 		}
@@ -207,20 +207,23 @@ func (t *Target) writeBackfill(ctx context.Context, tx pgx.Tx, seqs *koldproxy.S
 		return nil // of an applier before this one, or void
 	}
 	t.page = nil
-	return t.repeatIfStale(ctx, tx, func(bool) error {
-		tab := t.cat.tables[page.table]
-		if tab == nil || tab.shape != page.shape {
-			return nil
-		}
-		for _, s := range tab.streams {
-			if s.id == page.stream && s.seeding {
-				if err := t.writeBackfillPage(ctx, tx, seqs, c, tab, s, page); err != nil {
-					return fmt.Errorf("backfill stream %s: %w", s.label, err)
-				}
-				return t.checkStillTrue(ctx, tx, tab)
+	name := fmt.Sprintf("stream %d", page.stream)
+	return t.workFor(ctx, tx, worker{stream: page.stream}, name, func() error {
+		return t.repeatIfStale(ctx, tx, func(bool) error {
+			tab := t.cat.tables[page.table]
+			if tab == nil || tab.shape != page.shape {
+				return nil
 			}
-		}
-		return nil
+			for _, s := range tab.streams {
+				if s.id == page.stream && s.seeding {
+					if err := t.writeBackfillPage(ctx, tx, seqs, c, tab, s, page); err != nil {
+						return fmt.Errorf("backfill stream %s: %w", s.label, err)
+					}
+					return t.checkStillTrue(ctx, tx, tab)
+				}
+			}
+			return nil
+		})
 	})
 }
 
@@ -256,9 +259,9 @@ func (t *Target) writeBackfillPage(
 	}
 	t.done.events += written
 	_, err := tx.Exec(ctx, `WITH noted AS (
-			UPDATE koldstore.stream SET seed_key = coalesce($2, seed_key) WHERE stream_id = $1 RETURNING seed_job)
+			UPDATE koldstore.stream SET seed_key = coalesce($2, seed_key), reason = NULL WHERE stream_id = $1 RETURNING seed_job)
 		UPDATE koldstore.job j
-		SET status = 'running', started_at = coalesce(j.started_at, pg_catalog.clock_timestamp()),
+		SET status = 'running', started_at = coalesce(j.started_at, pg_catalog.clock_timestamp()), error = NULL,
 		    progress = pg_catalog.jsonb_build_object('rows', coalesce((j.progress ->> 'rows')::bigint, 0) + $3::bigint,
 		                                             'events', coalesce((j.progress ->> 'events')::bigint, 0) + $4::bigint)
 		FROM noted WHERE j.job_id = noted.seed_job`, s.id, page.key, page.rows, written)

@@ -80,6 +80,7 @@ type stream struct {
 	predicateOID uint32
 	uses         []int // positions in the table's columns of what the predicate looks at; none if that is not known
 	preImage     bool
+	foreign      bool   // the predicate can run code that is not PostgreSQL's own
 	seeding      bool   // its backfill is under way
 	end          string // where its partitions end, see makeRoom
 	sql          string // see streamSQL
@@ -259,12 +260,16 @@ func (c *catalog) loadStreams(ctx context.Context, tx pgx.Tx) (lost []*stream, e
 		       s.state = 'seeding', coalesce(koldstore.log_end(s.log_oid), ''),
 		       ARRAY(SELECT d.refobjsubid FROM pg_catalog.pg_depend d
 		             WHERE d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND d.objid = s.predicate_fn
-		               AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.refobjid = s.table_oid AND d.refobjsubid > 0)
+		               AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.refobjid = s.table_oid AND d.refobjsubid > 0),
+		       EXISTS (SELECT FROM pg_catalog.pg_depend d
+		               WHERE d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND d.objid = s.predicate_fn AND d.refobjid >= $1
+		                 AND d.refclassid IN ('pg_catalog.pg_proc'::pg_catalog.regclass, 'pg_catalog.pg_operator'::pg_catalog.regclass, 'pg_catalog.pg_type'::pg_catalog.regclass)
+		                 AND d.refobjid <> coalesce((SELECT c.reltype FROM pg_catalog.pg_class c WHERE c.oid = s.table_oid), 0))
 		FROM koldstore.stream s
 		LEFT JOIN (pg_catalog.pg_class l JOIN pg_catalog.pg_namespace ln ON ln.oid = l.relnamespace) ON l.oid = s.log_oid
 		LEFT JOIN (pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace pn ON pn.oid = p.pronamespace) ON p.oid = s.predicate_fn
 		WHERE s.`+streamTakesPart+`
-		ORDER BY s.stream_id`)
+		ORDER BY s.stream_id`, firstUserOID)
 	if err != nil {
 		return nil, err
 	}
@@ -273,7 +278,7 @@ func (c *catalog) loadStreams(ctx context.Context, tx pgx.Tx) (lost []*stream, e
 		var oid uint32
 		s := &stream{}
 		var uses []int
-		if err := rows.Scan(&oid, &s.id, &s.label, &s.log, &s.predicate, &s.predicateOID, &s.preImage, &s.seeding, &s.end, &uses); err != nil {
+		if err := rows.Scan(&oid, &s.id, &s.label, &s.log, &s.predicate, &s.predicateOID, &s.preImage, &s.seeding, &s.end, &uses, &s.foreign); err != nil {
 			return nil, err
 		}
 		if tab := c.tables[oid]; tab != nil && s.log != "" && s.predicate != "" {

@@ -22,9 +22,11 @@ type Config struct {
 	EvalTimeout time.Duration
 	// SeedRows is how many rows of an existing table one Background call copies into its mirror; default 2000.
 	SeedRows int
-	// Cold reads cold rows. TRUNCATE of a managed table with cold segments needs it: every live key gets a tombstone, the
-	// cold ones too. Nil if there is no cold storage.
+	// Cold reads cold rows, beside the applying of changes, for the healing of tables with cold segments. Nil if there is no cold storage.
 	Cold ColdPages
+	// Wake has Background called soon. It is called from any goroutine, when cold rows have been read and when work that failed is to
+	// be tried again, and must not block. Nil if Background is called all the time anyway.
+	Wake func()
 	// Committed, if set, is called after each commit. It must not block. [Tail.Wake] is meant to be called here.
 	Committed func()
 	// Now is the clock that seqs follow; default time.Now.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,12 +19,30 @@ import (
 
 // shelf is cold storage with a few rows.
 type shelf struct {
+	mu   sync.Mutex
 	rows []changefeed.PageRow
 	err  error
 	last changefeed.PageRequest
+	// silent makes Page wait for the end of its context.
+	silent bool
 }
 
-func (s *shelf) Page(_ context.Context, r changefeed.PageRequest) (changefeed.Page, error) {
+// fail makes reading fail from now on, or work again.
+func (s *shelf) fail(err error, silent bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.err, s.silent = err, silent
+}
+
+func (s *shelf) Page(ctx context.Context, r changefeed.PageRequest) (changefeed.Page, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.silent {
+		s.mu.Unlock()
+		<-ctx.Done()
+		s.mu.Lock()
+		return changefeed.Page{}, ctx.Err()
+	}
 	s.last = r
 	var page changefeed.Page
 	for _, row := range s.rows {
@@ -148,7 +167,7 @@ func TestTruncateWithColdRows(t *testing.T) {
 		if i%5 == 0 {
 			op = koldproxy.OpDelete
 		}
-		cold.rows = append(cold.rows, changefeed.PageRow{Seq: koldproxy.Seq(i + 1), Op: op, PK: json.RawMessage(fmt.Sprintf(`{"id": %d}`, i+1))})
+		cold.rows = append(cold.rows, changefeed.PageRow{Seq: koldproxy.Seq(i + 1), Op: op, PK: json.RawMessage(fmt.Sprintf(`{"id": %d}`, i+1)), Image: json.RawMessage(fmt.Sprintf(`{"id":%d}`, i+1))})
 	}
 	h.config.Cold = cold
 	h.admin(`INSERT INTO koldstore.segment (segment_id, table_oid, storage, object_key, state, min_seq, max_seq, row_count, sha256)
@@ -158,4 +177,5 @@ func TestTruncateWithColdRows(t *testing.T) {
 	h.fence()
 	h.expect(`SELECT op, count(*), bool_and(row_image IS NULL) FROM koldstore.t__cl GROUP BY op ORDER BY op`, "1 1 f", "3 20000 t")
 	h.expect(`SELECT count(*) FROM koldstore.t__cl WHERE id IN (1, 2, 3) AND op = 3`, "3")
+	h.expect(`SELECT state, reason FROM koldstore.managed_table`, "active NULL")
 }

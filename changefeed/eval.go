@@ -131,23 +131,32 @@ func (s *evalSession) rows(ctx context.Context, tx pgx.Tx, rowType uint32, liter
 	return out, nil
 }
 
-// encode writes parameters in binary.
+// arrayHeader is how many bytes the binary format of an array begins with.
+const arrayHeader = 20
+
+// encode writes parameters in binary: numbers, texts, and arrays of them.
 func (s *evalSession) encode(values ...any) ([][]byte, error) {
 	args := make([][]byte, len(values))
 	for i, value := range values {
 		var oid uint32
-		switch value.(type) {
+		var buffer []byte
+		switch value := value.(type) {
 		case uint32:
 			oid = pgtype.OIDOID
 		case string:
 			oid = pgtype.TextOID
 		case []uint32:
 			oid = pgtype.OIDArrayOID
-		default:
+		case []string: // large rows are not copied more often than need be
 			oid = pgtype.TextArrayOID
+			size := arrayHeader
+			for _, text := range value {
+				size += 4 + len(text)
+			}
+			buffer = make([]byte, 0, size)
 		}
 		var err error
-		if args[i], err = s.types.Encode(oid, pgtype.BinaryFormatCode, value, nil); err != nil {
+		if args[i], err = s.types.Encode(oid, pgtype.BinaryFormatCode, value, buffer); err != nil {
 			return nil, fmt.Errorf("encode rows: %w", err)
 		}
 	}
@@ -245,11 +254,15 @@ func (s *evalSession) run(ctx context.Context, tx pgx.Tx, sql string, args [][]b
 		return err
 	}
 	s.statements++
-	bounded, cancel := context.WithTimeout(ctx, s.timeout+evalGrace)
+	timeout := s.timeoutFor(args)
+	bounded, cancel := context.WithTimeout(ctx, timeout+evalGrace)
 	defer cancel()
 	formats := []int16{pgtype.BinaryFormatCode} // of a text, the same as its text
 	var batch pgconn.Batch
 	batch.ExecParams("BEGIN READ ONLY", nil, nil, nil, nil)
+	if timeout > s.timeout {
+		batch.ExecParams(fmt.Sprintf("SET LOCAL statement_timeout = %d", timeout.Milliseconds()), nil, nil, nil, nil)
+	}
 	batch.ExecParams(sql, args, types, formats, nil)
 	batch.ExecParams("ROLLBACK", nil, nil, nil, nil)
 	results := s.conn.ExecBatch(bounded, &batch)
@@ -279,6 +292,21 @@ func (s *evalSession) run(ctx context.Context, tx pgx.Tx, sql string, args [][]b
 	}
 	return err
 }
+
+// timeoutFor is how long a statement may take: longer than a row usually may if that row is large.
+func (s *evalSession) timeoutFor(args [][]byte) time.Duration {
+	size := 0
+	for _, arg := range args {
+		size += len(arg)
+	}
+	if size <= 2*evalBytes { // several rows, with what encoding them adds
+		return s.timeout
+	}
+	return s.timeout + time.Duration(size/evalRate)*time.Second
+}
+
+// evalRate is how many bytes of a large row are read and judged in a second, on a machine that has other things to do.
+const evalRate = 1 << 20
 
 // ready connects if need be, and wipes a session that has been in use for long.
 func (s *evalSession) ready(ctx context.Context) error {

@@ -51,6 +51,7 @@ func (t *Target) beginHeal(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Seque
 		return fmt.Errorf("begin to heal the feed of table %d: %w", oid, err)
 	}
 	t.forget()
+	delete(t.naps, worker{table: oid})
 	return nil
 }
 
@@ -93,7 +94,7 @@ func (t *Target) healPage(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequen
 		next = map[string]string{"mirror": "cold", "cold": "table"}[h.step]
 	}
 	_, err = tx.Exec(ctx, `WITH noted AS (
-			UPDATE koldstore.managed_table SET heal_step = $6, heal_seq = $2 WHERE mirror_oid = $1 RETURNING seed_job)`+jobSQL,
+			UPDATE koldstore.managed_table SET heal_step = $6, heal_seq = $2, reason = NULL WHERE mirror_oid = $1 RETURNING seed_job)`+jobSQL,
 		tab.mirror.oid, through, false, written, len(rows), next)
 	return err
 }
@@ -116,7 +117,8 @@ func (t *Target) readMirror(ctx context.Context, tx pgx.Tx, tab *table, h *heali
 	return page, through, len(page) < limit, err
 }
 
-// readCold reads cold rows that the mirror does not have.
+// readCold reads cold rows that the mirror does not have. The page was asked for before; as the feed's generation, which nobody can
+// change now, is the same, it is what would be read now.
 func (t *Target) readCold(ctx context.Context, tx pgx.Tx, tab *table, h *healing, limit int) (page []candidate, through int64, done bool, err error) {
 	segments, err := coldSegments(ctx, tx, tab, h.seq)
 	if err != nil || len(segments) == 0 {
@@ -125,7 +127,7 @@ func (t *Target) readCold(ctx context.Context, tx pgx.Tx, tab *table, h *healing
 	if t.cfg.Cold == nil {
 		return nil, 0, false, errors.New("the table has cold segments and no cold storage is configured")
 	}
-	cold, err := t.cfg.Cold.Page(ctx, PageRequest{
+	cold, err := t.cold.page(PageRequest{
 		Database: t.cfg.Database, Table: tab.oid, Generation: h.generation, Segments: segments, Mode: PageForward, After: koldproxy.Seq(h.seq), Limit: limit,
 	})
 	if err != nil {

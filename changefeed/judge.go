@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/koldproxy/koldproxy"
 )
@@ -53,8 +54,10 @@ const (
 	// maxQueries bounds the queries about different sets of streams that are kept for a table.
 	maxQueries = 256
 	// evalTimeouts is how often code of one stream or table may take too long, each time for a single row, before it is
-	// given up: everybody else waits meanwhile.
+	// given up: everybody else waits meanwhile. What is further back than evalMemory times the limit is forgotten: that is a small
+	// part of the time.
 	evalTimeouts = 3
+	evalMemory   = 60
 	// evalRepeats is how often an error that may pass is met before it is believed.
 	evalRepeats = 3
 	// evalPause is the time between two attempts.
@@ -72,12 +75,16 @@ func (t *Target) judge(ctx context.Context, tx pgx.Tx, te *tableEvents, last boo
 		switch {
 		case e.problem != "":
 		case e.op != koldproxy.OpDelete:
-			e.newJudged = te.table.paint(e.new)
+			if e.newJudged = te.table.paint(e.new); te.table.cannotFit(e.new, e.newJudged) {
+				continue
+			}
 			if asked || e.newJudged.image == nil {
 				first = append(first, question{literal: *e.newLiteral(), answer: e.newJudged})
 			}
 		case asked:
-			e.oldJudged = te.table.paint(e.old)
+			if e.oldJudged = te.table.paint(e.old); te.table.cannotFit(e.old, e.oldJudged) {
+				continue
+			}
 			first = append(first, question{literal: *e.oldLiteral(), answer: e.oldJudged})
 		}
 	}
@@ -87,7 +94,9 @@ func (t *Target) judge(ctx context.Context, tx pgx.Tx, te *tableEvents, last boo
 	for i := range te.events {
 		e := &te.events[i]
 		if asks := e.openStreams(te.table); asks != nil {
-			e.oldJudged = te.table.paint(e.old)
+			if e.oldJudged = te.table.paint(e.old); te.table.cannotFit(e.old, e.oldJudged) {
+				continue
+			}
 			e.oldJudged.matches = make([]bool, len(asks))
 			if e.oldJudged.image == nil || slices.Contains(asks, true) {
 				second = append(second, question{literal: *e.oldLiteral(), answer: e.oldJudged, asks: asks})
@@ -96,6 +105,33 @@ func (t *Target) judge(ctx context.Context, tx pgx.Tx, te *tableEvents, last boo
 	}
 	return j, j.ask(ctx, second)
 }
+
+// maxJSONString is the longest string that jsonb can hold, in bytes.
+const maxJSONString = 1<<28 - 1
+
+// cannotFit judges a row with a value that no image can hold. Nobody is asked about it.
+func (t *table) cannotFit(row []koldproxy.Datum, j *judged) bool {
+	for i := range row {
+		if a := t.column(i); len(row[i].Text) > maxJSONString && slices.Contains(textTypes, a.base) {
+			j.image, j.matches, j.failure = nil, make([]bool, len(t.streams)), make(map[int]*pgconn.PgError)
+			j.failed = &pgconn.PgError{
+				SeverityUnlocalized: "ERROR", Code: codeLimitExceeded,
+				Message: fmt.Sprintf("the value of column %s has %d bytes, and a string in jsonb can have %d", ident(a.name), len(row[i].Text), maxJSONString),
+			}
+			for i := range t.streams { // whether it matches is of no use to anybody
+				j.failure[i] = j.failed
+			}
+			return true
+		}
+	}
+	return false
+}
+
+// textTypes are those whose values are strings in JSON, and can be long.
+var textTypes = []uint32{pgtype.TextOID, pgtype.VarcharOID, pgtype.BPCharOID, pgtype.ByteaOID, pgtype.BitOID, pgtype.VarbitOID}
+
+// codeLimitExceeded is PostgreSQL's program_limit_exceeded.
+const codeLimitExceeded = "54000"
 
 // paint begins to judge a row: it has its image already if the table has a painter.
 func (t *table) paint(row []koldproxy.Datum) *judged {
@@ -225,7 +261,8 @@ func (j *judge) askAlone(ctx context.Context, q *question, streams []int) error 
 			q.answer.failure = make(map[int]*pgconn.PgError)
 		}
 		q.answer.failure[i] = failure
-		if reason := j.giveUp(failure, timeouts{stream: s.id}); reason != "" && pg == nil {
+		charged := len(q.literal) <= evalBytes || s.foreign || j.table.foreign()
+		if reason := j.giveUp(failure, timeouts{stream: s.id}, charged); reason != "" && pg == nil {
 			j.broken[s] = reason
 		}
 	}
@@ -258,21 +295,38 @@ func (j *judge) showAlone(ctx context.Context, q *question) (*pgconn.PgError, er
 	case pg == nil:
 		return nil, err
 	default:
-		j.ruined = j.giveUp(pg, timeouts{table: j.table.oid})
+		j.ruined = j.giveUp(pg, timeouts{table: j.table.oid}, j.table.foreign())
 		q.answer.failed = pg
+		if pg.Code == codeLimitExceeded {
+			sized := *pg
+			sized.Message = fmt.Sprintf("%s (the row has %d bytes)", pg.Message, len(q.literal))
+			q.answer.failed = &sized
+		}
 	}
 	return pg, nil
 }
 
-// giveUp says why an error is not only one of a row, or nothing.
-func (j *judge) giveUp(pg *pgconn.PgError, of timeouts) string {
+// foreign says that reading or showing a row can run code that is not PostgreSQL's own.
+func (t *table) foreign() bool {
+	return slices.ContainsFunc(t.columns, func(i int) bool { return t.attributes[i].typeOID >= firstUserOID })
+}
+
+// firstUserOID is PostgreSQL's FirstNormalObjectId: whatever somebody has made has no lower one.
+const firstUserOID = 16384
+
+// giveUp says why an error is not only one of a row, or nothing. Time is counted if it is charged: PostgreSQL's own code takes its time
+// over a large row, or on a busy machine, and neither is anybody's fault.
+func (j *judge) giveUp(pg *pgconn.PgError, of timeouts, charged bool) string {
 	if blame(pg) == definition {
 		return publicReason(pg)
 	}
-	if pg.Code != codeCanceled {
+	if pg.Code != codeCanceled || !charged {
 		return ""
 	}
-	if j.target.timeouts[of]++; j.target.timeouts[of] < evalTimeouts {
+	now := time.Now()
+	recent := slices.DeleteFunc(append(j.target.timeouts[of], now), func(at time.Time) bool { return now.Sub(at) > evalMemory*j.target.cfg.EvalTimeout })
+	j.target.timeouts[of] = recent
+	if len(recent) < evalTimeouts {
 		return ""
 	}
 	delete(j.target.timeouts, of)

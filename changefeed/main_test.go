@@ -113,6 +113,8 @@ func (h *host) run() *walapply.Applier {
 	if os.Getenv("KOLDPROXY_TEST_LOG") != "" {
 		log = zerolog.New(zerolog.NewTestWriter(h.t))
 	}
+	var applier *walapply.Applier
+	h.config.Wake = func() { applier.Poke() }
 	target, err := changefeed.NewTarget(h.config, log, nil)
 	must(h.t, err)
 	cfg := walapply.DefaultConfig(h.dsn)
@@ -121,8 +123,9 @@ func (h *host) run() *walapply.Applier {
 	if h.change != nil {
 		h.change(&cfg)
 	}
-	h.applier, err = walapply.New(cfg, target, log, nil)
+	applier, err = walapply.New(cfg, target, log, nil)
 	must(h.t, err)
+	h.applier = applier
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {

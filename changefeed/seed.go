@@ -18,6 +18,9 @@ import (
 //
 // The page shows the table as it is now, which may be ahead of the log; the changes that are still to come bring the mirror to
 // the same rows with higher seqs.
+//
+// What fails rests for a while (see workFor), and nobody waits for cold storage here; then more may be waiting although this says
+// that nothing is, until [Config.Wake] is called.
 func (t *Target) Background(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence) (more bool, err error) {
 	if err := t.load(ctx, tx); err != nil {
 		return false, err
@@ -29,17 +32,25 @@ func (t *Target) Background(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequ
 		t.tidied = true
 	}
 	if tab, s := t.backfillDue(); s != nil {
-		if err := t.readBackfill(ctx, tx, tab, s); err != nil {
-			return false, err
-		}
-		return t.cat == nil || t.page == nil || t.seedDue() != nil, nil
+		err = t.workFor(ctx, tx, worker{stream: s.id}, s.label, func() error { return t.readBackfill(ctx, tx, tab, s) })
+	} else if tab := t.seedDue(); tab != nil {
+		err = t.workFor(ctx, tx, worker{table: tab.oid}, tab.name, func() error { return t.seed(ctx, tx, seqs, tab.oid) })
 	}
-	if t.seedDue() == nil {
-		return false, nil
+	if err != nil {
+		return false, err
 	}
-	err = t.repeatIfStale(ctx, tx, func(last bool) error {
-		tab := t.seedDue()
-		if tab == nil {
+	if t.cat == nil {
+		return true, nil
+	}
+	_, s := t.backfillDue()
+	return s != nil || t.seedDue() != nil, nil
+}
+
+// seed copies a page of a table, or compares one.
+func (t *Target) seed(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, oid uint32) error {
+	return t.repeatIfStale(ctx, tx, func(last bool) error {
+		tab := t.cat.tables[oid]
+		if !tab.seeding() {
 			return nil
 		}
 		err := t.seedPage(ctx, tx, seqs, tab, last)
@@ -54,17 +65,17 @@ func (t *Target) Background(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequ
 		}
 		return nil
 	})
-	if err != nil {
-		return false, err
-	}
-	return t.cat == nil || t.seedDue() != nil, nil
 }
 
-// seedDue is a table that is being seeded, always the same one until it is done.
+// seeding says that a table is being seeded or healed. The table may be nil.
+func (t *table) seeding() bool { return t != nil && t.mirror != nil && t.mirror.seeding }
+
+// seedDue is a table that is being seeded and can go on, always the same one until it is done.
 func (t *Target) seedDue() *table {
+	t.cold.forget(func(oid uint32) bool { return t.cat.tables[oid].seeding() })
 	var due *table
 	for _, tab := range t.cat.tables {
-		if tab.mirror != nil && tab.mirror.seeding && (due == nil || tab.mirror.oid < due.mirror.oid) {
+		if tab.seeding() && !t.cold.reading(tab.oid) && !t.asleep(worker{table: tab.oid}) && (due == nil || tab.mirror.oid < due.mirror.oid) {
 			due = tab
 		}
 	}
@@ -237,7 +248,7 @@ func (t *Target) quarantineSeed(ctx context.Context, tx pgx.Tx, tab *table, seq 
 func (t *Target) notePage(ctx context.Context, tx pgx.Tx, tab *table, page *seedPage, rows int, done bool) error {
 	_, err := tx.Exec(ctx, `WITH noted AS (
 			UPDATE koldstore.managed_table SET seed_key = coalesce($2, seed_key), state = CASE WHEN $3 THEN 'active' ELSE state END,
-			    heal_step = CASE WHEN NOT $3 THEN heal_step END
+			    heal_step = CASE WHEN NOT $3 THEN heal_step END, reason = NULL
 			WHERE mirror_oid = $1 RETURNING seed_job)`+jobSQL, tab.mirror.oid, page.last, done, page.written, rows)
 	if err != nil {
 		return err
@@ -258,7 +269,7 @@ func (t *Target) notePage(ctx context.Context, tx pgx.Tx, tab *table, page *seed
 const jobSQL = `
 		UPDATE koldstore.job j
 		SET status = CASE WHEN $3 THEN 'completed' ELSE 'running' END, started_at = coalesce(j.started_at, pg_catalog.clock_timestamp()),
-		    ended_at = CASE WHEN $3 THEN pg_catalog.clock_timestamp() END,
+		    ended_at = CASE WHEN $3 THEN pg_catalog.clock_timestamp() END, error = NULL,
 		    progress = j.progress || pg_catalog.jsonb_build_object('rows', coalesce((j.progress ->> 'rows')::bigint, 0) + $4::bigint,
 		        'checked', coalesce((j.progress ->> 'checked')::bigint, 0) + $5::bigint)
 		FROM noted WHERE j.job_id = noted.seed_job`

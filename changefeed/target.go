@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
@@ -27,10 +28,12 @@ type Target struct {
 
 	page        *backfillPage // waits for its marker; nil if there is none
 	pageRows    int           // how many rows the next page of a backfill has
-	forgetLater bool          // the catalog is outdated once the transaction has committed
+	cold        *coldReader
+	naps        map[worker]nap
+	forgetLater bool // the catalog is outdated once the transaction has committed
 
 	eval     *evalSession
-	timeouts map[timeouts]int // how often code of a stream or table took too long
+	timeouts map[timeouts][]time.Time // when code of a stream or table took too long
 
 	isStandby bool // the server counts the applier as a synchronous standby
 }
@@ -43,12 +46,16 @@ func NewTarget(cfg Config, log zerolog.Logger, metrics *Metrics) (*Target, error
 	if metrics == nil {
 		metrics = NewMetrics(nil)
 	}
+	if cfg.Wake == nil {
+		cfg.Wake = func() {}
+	}
 	eval, err := newEvalSession(cfg.DSN, cfg.EvalTimeout)
 	if err != nil {
 		return nil, err
 	}
 	t := &Target{
-		cfg: cfg, log: log.With().Str("db", cfg.Database).Logger(), metrics: metrics, eval: eval, timeouts: make(map[timeouts]int),
+		cfg: cfg, log: log.With().Str("db", cfg.Database).Logger(), metrics: metrics, eval: eval, timeouts: make(map[timeouts][]time.Time),
+		cold: newColdReader(cfg.Cold, cfg.Wake), naps: make(map[worker]nap),
 	}
 	t.Reset()
 	return t, nil
@@ -62,8 +69,12 @@ func (t *Target) Reset() {
 	t.page, t.pageRows, t.forgetLater = nil, 0, false
 }
 
-// Close ends the session that evaluates rows, if it is open. The Target can be used again afterwards.
-func (t *Target) Close() { t.eval.close(context.Background()) }
+// Close ends the session that evaluates rows, if it is open, and what is being read from cold storage. The Target can be used again
+// afterwards.
+func (t *Target) Close() {
+	t.cold.close()
+	t.eval.close(context.Background())
+}
 
 // forget makes the next use of the catalog load it.
 func (t *Target) forget() {

@@ -12,8 +12,8 @@ import (
 	"github.com/koldproxy/koldproxy"
 )
 
-// applyTruncate says of every row that it is gone: a tombstone for each live key of the mirror and of cold storage, and in each
-// stream a delete for each key whose last event is a put, with that event's doc.
+// applyTruncate says of every row that it is gone: a tombstone for each live key of the mirror, later for those in cold storage, and in
+// each stream a delete for each key whose last event is a put, with that event's doc.
 func (t *Target) applyTruncate(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, c *koldproxy.Change) error {
 	if err := t.load(ctx, tx); err != nil {
 		return err
@@ -54,8 +54,8 @@ func (t *Target) truncateTable(ctx context.Context, tx pgx.Tx, seqs *koldproxy.S
 
 func (t *Target) truncateMirror(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, tab *table) error {
 	// A flush moves rows from the mirror to a segment; the lock lets it do so before or after, not meanwhile.
-	var generation int64
-	err := tx.QueryRow(ctx, `SELECT generation FROM koldstore.managed_table WHERE mirror_oid = $1 FOR UPDATE`, tab.mirror.oid).Scan(&generation)
+	var one int
+	err := tx.QueryRow(ctx, `SELECT 1 FROM koldstore.managed_table WHERE mirror_oid = $1 FOR UPDATE`, tab.mirror.oid).Scan(&one)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return errStale
 	}
@@ -76,61 +76,27 @@ func (t *Target) truncateMirror(ctx context.Context, tx pgx.Tx, seqs *koldproxy.
 		}
 		t.done.mirrorRows += tag.RowsAffected()
 	}
-	return t.truncateCold(ctx, tx, seqs, tab, generation)
+	return t.truncateCold(ctx, tx, seqs, tab)
 }
 
-// coldPageRows is how many cold rows are looked at in one step.
-const coldPageRows = 10_000
-
-// truncateCold writes tombstones for keys that are live in cold storage and not in the mirror.
-func (t *Target) truncateCold(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, tab *table, generation int64) error {
+// truncateCold has the cold rows of a table compared with it, if there are any, as a healing does: no storage is asked while
+// changes wait. Those that are live, and not in the mirror, get their tombstones then.
+func (t *Target) truncateCold(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, tab *table) error {
 	segments, err := coldSegments(ctx, tx, tab, -1)
 	if err != nil || len(segments) == 0 {
 		return err
 	}
-	if t.cfg.Cold == nil {
-		return errors.New("the table has cold segments and no cold storage is configured")
+	// The mirror is right already, unless its comparison was under way.
+	if _, err := tx.Exec(ctx, `SELECT koldstore.begin_heal($1, NULL, $2)`, tab.oid, int64(seqs.Watermark())); err != nil {
+		return err
 	}
-	request := PageRequest{
-		Database: t.cfg.Database, Table: tab.oid, Generation: generation, Segments: segments,
-		Mode: PageForward, Limit: coldPageRows,
-	}
-	for {
-		page, err := t.cfg.Cold.Page(ctx, request)
-		if err != nil {
-			return fmt.Errorf("read cold keys: %w", err)
-		}
-		if err := t.entomb(ctx, tx, seqs, tab, page.Rows); err != nil {
+	if !tab.mirror.seeding {
+		if _, err := tx.Exec(ctx, `UPDATE koldstore.managed_table SET heal_step = 'cold' WHERE table_oid = $1 AND state = 'healing'`, tab.oid); err != nil {
 			return err
 		}
-		if page.Complete || len(page.Rows) == 0 {
-			return nil
-		}
-		request.After = page.Rows[len(page.Rows)-1].Seq
 	}
-}
-
-// entomb writes tombstones for those cold rows that are live. What the mirror has is newer and stays.
-func (t *Target) entomb(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, tab *table, rows []PageRow) error {
-	keys := make([]json.RawMessage, 0, len(rows))
-	for _, r := range rows {
-		if r.Op != koldproxy.OpDelete {
-			keys = append(keys, r.PK)
-		}
-	}
-	if len(keys) == 0 {
-		return nil
-	}
-	m := tab.mirror
-	tag, err := tx.Exec(ctx, fmt.Sprintf(`INSERT INTO %[1]s (%[2]s, seq, op)
-		SELECT %[3]s, $1 + u.n - 1, 3
-		FROM unnest($2::text[]) WITH ORDINALITY AS u(pk, n)
-		CROSS JOIN LATERAL pg_catalog.jsonb_populate_record(NULL::%[1]s, u.pk::jsonb) AS k
-		ON CONFLICT (%[2]s) DO NOTHING`,
-		m.name, strings.Join(m.keys, ", "), list(len(m.keys), func(i int) string { return "k." + m.keys[i] })),
-		int64(seqs.Reserve(int64(len(keys)), t.cfg.Now())), textArray(keys))
-	t.done.mirrorRows += tag.RowsAffected()
-	return err
+	t.forgetLater = true
+	return nil
 }
 
 func textArray(values []json.RawMessage) []string {

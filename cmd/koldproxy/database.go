@@ -100,6 +100,7 @@ func (db *database) wire(bucket coldstore.Bucket, live publishers) error {
 	tc.DSN = db.dsn
 	tc.Cold = coldPages{db.cold}
 	tc.Committed = db.tail.Wake
+	tc.Wake = func() { db.applier.Poke() }
 	target, err := changefeed.NewTarget(tc, log, metrics)
 	if err != nil {
 		return err
