@@ -67,3 +67,18 @@ const EventIDLen = 17 + 1 + 10 + 1 + 16
 func EventID(s Seq, commit LSN) string {
 	return fmt.Sprintf("%017d-%010d-%016x", s.Millis(), s.Counter(), uint64(commit))
 }
+
+// IsEventID says whether s has the form of an event id. There need not be such an event.
+func IsEventID(s string) bool {
+	if len(s) != EventIDLen {
+		return false
+	}
+	for i, c := range []byte(s) {
+		dash := i == 17 || i == 17+1+10
+		digit := '0' <= c && c <= '9' || i > 17+1+10 && 'a' <= c && c <= 'f'
+		if dash && c != '-' || !dash && !digit {
+			return false
+		}
+	}
+	return true
+}

@@ -1,6 +1,7 @@
 package koldproxy_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -89,8 +90,27 @@ func FuzzEventID(f *testing.F) {
 		if len(idA) != koldproxy.EventIDLen || len(idB) != koldproxy.EventIDLen {
 			t.Fatalf("lengths of %q and %q", idA, idB)
 		}
+		if !koldproxy.IsEventID(idA) || !koldproxy.IsEventID(idB) {
+			t.Errorf("%q or %q is no event id", idA, idB)
+		}
 		if seqA != seqB && (seqA < seqB) != (idA < idB) {
 			t.Errorf("%d and %d sort otherwise than %q and %q", seqA, seqB, idA, idB)
 		}
 	})
+}
+
+func TestIsEventID(t *testing.T) {
+	t.Parallel()
+	const id = "00001764000000000-0000000001-00000000deadbeef"
+	if !koldproxy.IsEventID(id) {
+		t.Errorf("%q is no event id", id)
+	}
+	for _, s := range []string{
+		"", "earliest", id[1:], id + "0", strings.Repeat("f", len(id)), strings.Repeat("-", len(id)), strings.ToUpper(id),
+		strings.Replace(id, "-", "0", 1), strings.Replace(id, "1", "a", 1), " " + id[1:],
+	} {
+		if koldproxy.IsEventID(s) {
+			t.Errorf("%q is an event id", s)
+		}
+	}
 }

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/koldproxy/koldproxy"
 )
 
 // ErrNoStream is what [OpenReplay] returns for a stream that does not exist, or is not there yet.
@@ -35,14 +38,24 @@ type ReplayEvent struct {
 }
 
 // ReplayGap says that events of which a reader cannot know are missing: those up to Floor have expired, or those behind it were
-// never captured.
+// never captured; or that its position was none, and that it is told of what comes behind Floor.
 type ReplayGap struct {
 	Floor  string `json:"floor"`
 	Reason string `json:"reason"`
 }
 
-// Expired is the reason of a gap that retention has made.
-const Expired = "retention"
+// Reasons of a gap beside those of holes: retention has made it, or the position is one of the future (see [FromFuture]).
+const (
+	Expired = "retention"
+	Ahead   = "ahead"
+)
+
+// FromFuture says whether a position, with end and floor of [Replay.End], is one of the future, so that events would be passed over in
+// silence until their ids are above it. That of another stream, or of a moment, is not: clocks of several koldproxies differ by less than
+// a minute.
+func FromFuture(after, end, floor string, now time.Time) bool {
+	return after > max(end, floor, koldproxy.EventID(koldproxy.SeqAt(now.Add(time.Minute)), 0))
+}
 
 // OpenReplay finds a stream. The pool's role must own the logs.
 func OpenReplay(ctx context.Context, pool *pgxpool.Pool, schema, name string) (*Replay, error) {

@@ -20,6 +20,11 @@ import (
 // that it could not be asked.
 var ErrRefused = errors.New("login refused")
 
+// ErrNoPassword is what [PostgresAuth.Login] returns where the server does not ask for a password: it trusts koldproxy's address, say, which is
+// no reason to trust whoever has come to koldproxy.
+var ErrNoPassword = errors.New("the server does not ask koldproxy for a password of this role, so that none can be checked; " +
+	"pg_hba.conf has to ask for one (scram-sha-256) where koldproxy comes from")
+
 // Auth answers from PostgreSQL who may do what. Its methods run concurrently, as far as [Config] lets them, and must
 // return when ctx ends.
 type Auth interface {

@@ -104,8 +104,8 @@ func TestTrustIsNoLogin(t *testing.T) {
 	}()
 	auth := NewPostgresAuth(mustConfig(t, ln.Addr().(*net.TCPAddr)), nil)
 	err = auth.Login(t.Context(), "postgres", "anything")
-	if err == nil || errors.Is(err, ErrRefused) {
-		t.Errorf("Login = %v, want an error that is no judgement", err)
+	if !errors.Is(err, ErrNoPassword) || errors.Is(err, ErrRefused) {
+		t.Errorf("Login = %v, want ErrNoPassword", err)
 	}
 }
 

@@ -42,6 +42,9 @@ func (a *PostgresAuth) Login(ctx context.Context, user, password string) error {
 		if errors.As(err, &pgErr) && loginRefused(pgErr.Code) {
 			return refusal(pgErr.Message)
 		}
+		if strings.Contains(err.Error(), "require_auth check failed") { // pgconn has no type for it
+			return ErrNoPassword
+		}
 		return fmt.Errorf("log in: %w", err)
 	}
 	conn.Close(ctx)

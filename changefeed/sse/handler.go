@@ -24,6 +24,8 @@ type Auth interface {
 	Login(ctx context.Context, user, password string) error
 	// Refused says whether an error of Login is PostgreSQL's no, rather than that it could not be asked.
 	Refused(err error) bool
+	// NoPassword says whether an error of Login is that PostgreSQL does not ask for a password, so that there is none to check.
+	NoPassword(err error) bool
 	// MaySubscribe tells whether a role may receive what is published on a topic.
 	MaySubscribe(ctx context.Context, user, topic string) (bool, error)
 }
@@ -195,6 +197,9 @@ func (h *Handler) login(r *http.Request) (user string, status int, err error) {
 	case h.auth.Refused(err):
 		h.log.Info().Str("remote", r.RemoteAddr).Err(err).Msg("login for server-sent events refused")
 		return "", http.StatusUnauthorized, errors.New("the login was refused")
+	case h.auth.NoPassword(err):
+		h.log.Warn().Str("remote", r.RemoteAddr).Err(err).Msg("login for server-sent events cannot be checked")
+		return "", http.StatusServiceUnavailable, errors.New("PostgreSQL does not ask koldproxy for a password of this role, so that none can be checked: pg_hba.conf has to")
 	default:
 		h.log.Warn().Str("remote", r.RemoteAddr).Err(err).Msg("login for server-sent events cannot be checked")
 		return "", http.StatusServiceUnavailable, errors.New("PostgreSQL cannot be asked")
@@ -215,7 +220,7 @@ func position(r *http.Request) (string, error) {
 		return fromNewest, nil
 	case after == "earliest":
 		return fromEarliest, nil
-	case len(after) != koldproxy.EventIDLen || strings.Trim(after, "0123456789abcdef-") != "":
+	case !koldproxy.IsEventID(after):
 		return "", errors.New("Last-Event-ID, or from, is the id of no event")
 	}
 	return after, nil
@@ -253,6 +258,8 @@ func (c *client) serve(ctx context.Context, after string, headOnly bool) {
 	switch {
 	case after == fromNewest:
 		after, c.began = end, end
+	case changefeed.FromFuture(after, end, floor, time.Now()):
+		first, after = gap(nil, changefeed.ReplayGap{Floor: end, Reason: changefeed.Ahead}), end
 	case after != fromEarliest && after < floor:
 		first, after = gap(nil, changefeed.ReplayGap{Floor: floor, Reason: changefeed.Expired}), floor
 	}

@@ -27,7 +27,8 @@ import (
 
 type auth struct{ *mqtt.PostgresAuth }
 
-func (auth) Refused(err error) bool { return errors.Is(err, mqtt.ErrRefused) }
+func (auth) Refused(err error) bool    { return errors.Is(err, mqtt.ErrRefused) }
+func (auth) NoPassword(err error) bool { return errors.Is(err, mqtt.ErrNoPassword) }
 
 const patience = 30 * time.Second
 
@@ -143,6 +144,14 @@ func (w *world) get(url, user, password, last string) *http.Response {
 
 func (w *world) open(last string) *stream {
 	w.t.Helper()
+	s := w.begin(last)
+	s.expectLine(": ready")
+	return s
+}
+
+// begin is open for a client that is told something else first.
+func (w *world) begin(last string) *stream {
+	w.t.Helper()
 	response := w.get(w.url, w.reader, "pw", last) //nolint:bodyclose // get does
 	if response.StatusCode != http.StatusOK || response.Header.Get("Content-Type") != "text/event-stream" {
 		w.t.Fatalf("answer %s, %s", response.Status, response.Header.Get("Content-Type"))
@@ -154,7 +163,6 @@ func (w *world) open(last string) *stream {
 			s.lines <- scan.Text()
 		}
 	}()
-	s.expectLine(": ready")
 	return s
 }
 
@@ -265,6 +273,44 @@ func TestGap(t *testing.T) {
 	}
 }
 
+// A client with a position of the future is told that it is none, and gets what is new. The present is no such position, although the
+// newest event is older.
+func TestPositionAhead(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ids := w.write(2)
+	ahead := w.begin(koldproxy.EventID(koldproxy.SeqAt(time.Now().Add(time.Hour)), 1))
+	ahead.expectGap(ids[1], "ahead")
+	moment := w.open(koldproxy.EventID(koldproxy.SeqAt(time.Now()), 1))
+	ids = w.write(1)
+	ahead.expectEvents(ids)
+	moment.expectEvents(ids)
+}
+
+// Where PostgreSQL asks for no password there is none to check, and the answer says so.
+func TestServerThatTrusts(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	cluster, err := localpg.Start(ctx, localpg.Config{HBA: []string{"host all trusted all trust", "local all trusted trust"}})
+	must(t, err)
+	t.Cleanup(func() {
+		if err := cluster.Stop(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	login, err := pgx.ParseConfig(cluster.DSN("postgres", "", ""))
+	must(t, err)
+	server := httptest.NewServer(sse.New(sse.DefaultConfig(), auth{mqtt.NewPostgresAuth(login, nil)}, nil, zerolog.Nop()))
+	t.Cleanup(server.Close)
+	w := &world{t: t}
+	response := w.get(server.URL, "trusted", "anything", "") //nolint:bodyclose // get does
+	body, err := io.ReadAll(response.Body)
+	must(t, err)
+	if response.StatusCode != http.StatusServiceUnavailable || !strings.Contains(string(body), "pg_hba.conf") {
+		t.Errorf("%s: %s", response.Status, body)
+	}
+}
+
 // Login and rights are PostgreSQL's; a right that is revoked, and a stream that is dropped, end the response.
 func TestRights(t *testing.T) {
 	t.Parallel()
@@ -281,6 +327,7 @@ func TestRights(t *testing.T) {
 		{w.url + "x", w.reader, "pw", "", 403},
 		{strings.Replace(w.url, "/streams/", "/streams/other", 1), w.reader, "pw", "", 403},
 		{w.url, w.reader, "pw", "'; DROP TABLE t", 400},
+		{w.url, w.reader, "pw", strings.Repeat("f", koldproxy.EventIDLen), 400},
 		{strings.TrimSuffix(w.url, "s") + "Odd%20Schema.a%252Fb%252Ec", w.reader, "pw", "", 200},
 		{strings.TrimSuffix(w.url, "s") + "Odd%20Schema.a%2Fb%2Ec", w.reader, "pw", "", 403},
 	} {

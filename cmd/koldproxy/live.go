@@ -54,6 +54,9 @@ func (a sseAuth) MaySubscribe(ctx context.Context, user, topic string) (bool, er
 // Refused says whether a login failed because PostgreSQL said no.
 func (sseAuth) Refused(err error) bool { return errors.Is(err, mqtt.ErrRefused) }
 
+// NoPassword says whether a login failed because PostgreSQL asks for no password.
+func (sseAuth) NoPassword(err error) bool { return errors.Is(err, mqtt.ErrNoPassword) }
+
 // openLive makes the parts of live push. Nothing runs yet; without any, nobody receives events but those who LISTEN.
 func (s *service) openLive() (publishers, error) {
 	login, err := s.cfg.pgxConfig("")

@@ -117,9 +117,15 @@ func (p *process) line(prefix string) string {
 // starts waits until a demo has begun to work: before main has a handler, a signal just ends the process.
 func (p *process) starts() {
 	p.t.Helper()
-	for end := time.Now().Add(processTimeout); !strings.Contains(p.output(), "demo starts"); time.Sleep(time.Millisecond) {
+	p.says("demo starts")
+}
+
+// says waits for a text on stdout or stderr, and takes nothing from what line returns.
+func (p *process) says(text string) {
+	p.t.Helper()
+	for end := time.Now().Add(processTimeout); !strings.Contains(p.output(), text); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) || p.ended() {
-			p.t.Fatalf("the demo does not start:\n%s", p.output())
+			p.t.Fatalf("koldproxy does not say %q:\n%s", text, p.output())
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/koldproxy/koldproxy"
 	"github.com/koldproxy/koldproxy/internal/localpg"
 )
 
@@ -249,6 +250,19 @@ func TestTailPrintsOldAndNewEvents(t *testing.T) {
 	do(t, conn, "DELETE FROM t WHERE id = 2")
 	if last := event(t, p.line("")); last.Op != "delete" || string(last.K) != "2" {
 		t.Errorf("the new event is %+v", last)
+	}
+	p.stop(syscall.SIGINT)
+
+	for _, garbage := range []string{"garbage", "", strings.Repeat("f", len(first.ID))} {
+		if code, _ := i.koldproxy("tail", "s", "--from", garbage); code != exitUsage {
+			t.Errorf("--from %q: exit code %d", garbage, code)
+		}
+	}
+	p = start(t, "tail", "s", "--from", koldproxy.EventID(koldproxy.SeqAt(time.Now().Add(time.Hour)), 1), "--json", "--config", i.config)
+	p.says("is an id of the future")
+	do(t, conn, "INSERT INTO t VALUES (4)")
+	if next := event(t, p.line("")); next.Op != "put" || string(next.K) != "4" {
+		t.Errorf("behind an id of the future comes %+v", next)
 	}
 	p.stop(syscall.SIGINT)
 

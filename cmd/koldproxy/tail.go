@@ -10,6 +10,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
+
+	"github.com/koldproxy/koldproxy"
+	"github.com/koldproxy/koldproxy/changefeed"
 )
 
 // tailRow is one event of a stream log, as `tail` prints it.
@@ -25,6 +28,8 @@ const (
 	tailPage = 500
 	// tailPoll is how long a quiet stream is left alone when no notification comes.
 	tailPoll = time.Second
+
+	fromEarliest = "earliest"
 )
 
 func newTailCommand(opts *options) *cobra.Command {
@@ -37,13 +42,16 @@ func newTailCommand(opts *options) *cobra.Command {
   koldproxy tail big_orders --from earliest --json --config koldproxy.toml`,
 		Args: arguments(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.Flags().Changed("from") && from != fromEarliest && !koldproxy.IsEventID(from) {
+				return usageError{fmt.Errorf("--from %q is the id of no event; it is one as tail prints, or %q", from, fromEarliest)}
+			}
 			ctx := cmd.Context()
 			conn, err := a.open(ctx)
 			if err != nil {
 				return err
 			}
 			defer conn.Close(context.WithoutCancel(ctx))
-			t := &tailer{conn: conn, json: a.json, out: cmd.OutOrStdout()}
+			t := &tailer{conn: conn, json: a.json, out: cmd.OutOrStdout(), notes: cmd.ErrOrStderr()}
 			if err := t.begin(ctx, args[0], from); err != nil {
 				return err
 			}
@@ -62,6 +70,7 @@ func newTailCommand(opts *options) *cobra.Command {
 type tailer struct {
 	conn    *pgx.Conn
 	out     io.Writer
+	notes   io.Writer
 	json    bool
 	log     string // the log's name, quoted
 	channel string
@@ -70,11 +79,12 @@ type tailer struct {
 
 // begin finds the stream's log and where to start, and asks for notifications before the first read, so that none is missed.
 func (t *tailer) begin(ctx context.Context, stream, from string) error {
-	err := t.conn.QueryRow(ctx, `SELECT s.log_oid::regclass::text, 'koldstore_stream_' || s.name
+	var floor string
+	err := t.conn.QueryRow(ctx, `SELECT s.log_oid::regclass::text, 'koldstore_stream_' || s.name, coalesce(greatest(s.floor, koldstore.expired(s.stream_id)), '')
 		FROM koldstore.stream s
 		WHERE (s.schema_name, s.name) IN (SELECT n[1], n[2] FROM (SELECT parse_ident($1)) AS p(n) WHERE array_length(n, 1) = 2)
 		   OR s.name = (SELECT n[1] FROM (SELECT parse_ident($1)) AS p(n) WHERE array_length(n, 1) = 1)
-		ORDER BY s.schema_name = ANY (current_schemas(false)) DESC LIMIT 1`, stream).Scan(&t.log, &t.channel)
+		ORDER BY s.schema_name = ANY (current_schemas(false)) DESC LIMIT 1`, stream).Scan(&t.log, &t.channel, &floor)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return fmt.Errorf("stream %s does not exist", stream)
 	}
@@ -84,14 +94,20 @@ func (t *tailer) begin(ctx context.Context, stream, from string) error {
 	if _, err := t.conn.Exec(ctx, "LISTEN "+pgx.Identifier{t.channel}.Sanitize()); err != nil {
 		return fmt.Errorf("listen for events: %w", err)
 	}
-	switch from {
-	case "earliest":
-	case "":
-		if err := t.conn.QueryRow(ctx, "SELECT coalesce(max(id), '') FROM "+t.log).Scan(&t.last); err != nil {
-			return fmt.Errorf("find the end of stream %s: %w", stream, err)
-		}
-	default:
-		t.last = from
+	if from == fromEarliest {
+		return nil
+	}
+	var end string
+	if err := t.conn.QueryRow(ctx, "SELECT coalesce(max(id), '') FROM "+t.log).Scan(&end); err != nil {
+		return fmt.Errorf("find the end of stream %s: %w", stream, err)
+	}
+	t.last = from
+	switch {
+	case from == "":
+		t.last = end
+	case changefeed.FromFuture(from, end, floor, time.Now()):
+		t.last = end
+		_, _ = fmt.Fprintf(t.notes, "koldproxy: %s is an id of the future; the newest event of stream %s is %q, and what comes behind it is printed\n", from, stream, end)
 	}
 	return nil
 }
