@@ -58,8 +58,11 @@ type ObjectReader interface {
 // ErrChanged says that an object is not any more the version that was asked for.
 var ErrChanged = errors.New("object has changed")
 
-// OpenBucket opens the bucket that a URL names: file:///absolute/path, a folder that is made if it does not exist. Package
-// cloud opens those of other schemes.
+// ErrNotStored is matched by errors of PutIfAbsent after which certainly nothing is stored under the key. Other errors may leave it open.
+var ErrNotStored = errors.New("nothing was stored")
+
+// OpenBucket opens the bucket that a URL names: file:///absolute/path, a folder (see [OpenLocalBucket]). Package cloud opens those of
+// other schemes.
 func OpenBucket(rawURL string) (Bucket, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"time"
 
@@ -186,18 +185,6 @@ func (s *Store) compact(ctx context.Context, c *compaction) (err error) {
 	}
 	published = c.sum.rows > 0
 	return s.cfg.step("compaction published")
-}
-
-// tempFile makes a file without a name, so that nothing of it stays when the process is killed.
-func (s *Store) tempFile() (*os.File, error) {
-	temp, err := os.CreateTemp(s.cfg.TempDir, "koldproxy-segment-*")
-	if err != nil {
-		return nil, fmt.Errorf("temporary file: %w", err)
-	}
-	if err := os.Remove(temp.Name()); err != nil {
-		return nil, errors.Join(fmt.Errorf("temporary file: %w", err), temp.Close())
-	}
-	return temp, nil
 }
 
 // merge writes the rows that count into one file. It holds a batch of rows and a row group in memory.

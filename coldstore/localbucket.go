@@ -16,52 +16,160 @@ import (
 
 // LocalBucket is a [Bucket] in a folder. An object is written to a temporary file beside its final place, synced, linked to
 // its name (which fails if the name is taken) and made durable by syncing the folder. Files have mode 0600 and folders
-// 0700. Nothing outside the folder is ever touched, also when symbolic links in it point outward.
+// 0700. Nothing outside the folder is ever touched, also when symbolic links in it point outward. Errors do not say where the folder is:
+// they are shown to clients.
 type LocalBucket struct {
-	base string
+	base    string                      // absolute
+	inside  string                      // the bucket's folder in base, "." for base itself; links must not lead out of base
+	mayMake func(context.Context) error // nil if the folder is never made
 }
 
 // tempPrefix begins the names of files that are being written; no key can name one.
 const tempPrefix = ".tmp-"
 
-// OpenLocalBucket opens the bucket in a folder, which is made if it does not exist. If the folder disappears later the
-// bucket fails until it is back: a volume that is not mounted must not be replaced by an empty folder.
-func OpenLocalBucket(folder string) (*LocalBucket, error) {
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return nil, fmt.Errorf("cold storage folder: %w", err)
+// OpenLocalBucket opens the bucket in a folder. The folder may be missing, also later; the bucket fails until it is there: a volume that
+// is not mounted must not be replaced by an empty folder. See [LocalBucket.MakeFolderIf].
+func OpenLocalBucket(folder string) (*LocalBucket, error) { return OpenLocalBucketIn(folder, ".") }
+
+// OpenLocalBucketIn is OpenLocalBucket for a folder in another one, named from there. Symbolic links on the way must be relative and must
+// not lead out of the other folder; it is looked at anew by every operation.
+func OpenLocalBucketIn(parent, folder string) (*LocalBucket, error) {
+	if !filepath.IsLocal(folder) {
+		return nil, fmt.Errorf("cold storage folder: %s is not in its parent", folder)
 	}
-	base, err := filepath.EvalSymlinks(folder)
+	base, err := filepath.Abs(parent)
 	if err != nil {
 		return nil, fmt.Errorf("cold storage folder: %w", err)
 	}
-	if base, err = filepath.Abs(base); err != nil {
-		return nil, fmt.Errorf("cold storage folder: %w", err)
-	}
-	return &LocalBucket{base: base}, nil
+	return &LocalBucket{base: base, inside: folder}, nil
 }
 
-// root opens the folder for one operation. It is not kept open, so that a folder that is moved away and back, or mounted
-// again, is found.
-func (b *LocalBucket) root(ctx context.Context, op, key string) (*os.Root, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("%s %s: %w", op, key, err)
-	}
-	root, err := os.OpenRoot(b.base)
+// MakeFolderIf lets PutIfAbsent and MakeFolder make a missing folder when allowed returns nil, which it must not while objects
+// are known that should be there. It is to be called before the bucket is used.
+func (b *LocalBucket) MakeFolderIf(allowed func(context.Context) error) { b.mayMake = allowed }
+
+// CheckFolder says what keeps the folder from being opened, nil if it is there; fs.ErrNotExist is matched if it is not.
+func (b *LocalBucket) CheckFolder() error {
+	root, err := b.openFolder()
 	if err != nil {
-		// The folder itself is missing: that must not look like one missing object. Its path is not for clients.
+		return err
+	}
+	return root.Close()
+}
+
+// MakeFolder makes the folder and its parents if they are missing. It returns what kept it from that, an error of the function given
+// to MakeFolderIf as well, and fs.ErrNotExist if there is none.
+func (b *LocalBucket) MakeFolder(ctx context.Context) error {
+	err := b.CheckFolder()
+	if !errors.Is(err, fs.ErrNotExist) || b.mayMake == nil {
+		return err
+	}
+	if why := b.mayMake(ctx); why != nil {
+		return fmt.Errorf("%w, and is not made: %w", err, why)
+	}
+	if err := b.makeFolder(); err != nil {
+		return b.hide(fmt.Errorf("the cold storage folder cannot be made: %w", err))
+	}
+	return nil
+}
+
+func (b *LocalBucket) makeFolder() error {
+	if err := makeDurably(b.base); err != nil {
+		return err
+	}
+	base, err := os.OpenRoot(b.base)
+	if err != nil {
+		return err
+	}
+	return errors.Join(makeFolders(base, b.inside), base.Close())
+}
+
+// makeDurably makes a folder and its parents, each durable in its parent before the next.
+func makeDurably(folder string) error {
+	if info, err := os.Stat(folder); err == nil && info.IsDir() {
+		return nil
+	}
+	parent := filepath.Dir(folder)
+	if parent != folder {
+		if err := makeDurably(parent); err != nil {
+			return err
+		}
+	}
+	root, err := os.OpenRoot(parent)
+	if err != nil {
+		return err
+	}
+	return errors.Join(makeFolders(root, filepath.Base(folder)), root.Close())
+}
+
+// openFolder opens the folder. It is not kept open, so that a folder that is moved away and back, or mounted again, is found.
+func (b *LocalBucket) openFolder() (*os.Root, error) {
+	root, err := os.OpenRoot(b.base)
+	if err == nil && b.inside != "." {
+		base := root
+		root, err = base.OpenRoot(b.inside)
+		_ = base.Close() // only a handle
+	}
+	if err != nil {
 		var pathErr *fs.PathError
 		if errors.As(err, &pathErr) {
 			err = pathErr.Err
 		}
-		return nil, fmt.Errorf("%s %s: the cold storage folder cannot be opened: %s", op, key, err.Error())
+		return nil, fmt.Errorf("the cold storage folder cannot be opened: %w", err)
 	}
 	return root, nil
 }
+
+// folderError is an error of the folder as a whole. It does not match what its text tells: a missing folder must not look like one
+// missing object.
+type folderError struct{ text string }
+
+func (e folderError) Error() string { return e.text }
+
+// Is says that nothing can have been stored.
+func (e folderError) Is(target error) bool { return target == ErrNotStored }
+
+// root opens the folder for one operation.
+func (b *LocalBucket) root(ctx context.Context, op, key string) (*os.Root, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("%s %s: %w", op, key, err)
+	}
+	root, err := b.openFolder()
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", op, key, folderError{err.Error()})
+	}
+	return root, nil
+}
+
+// hide takes the place of the folder out of an error's text. What the error matches stays.
+func (b *LocalBucket) hide(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &localError{b.base, err}
+}
+
+type localError struct {
+	base string
+	err  error
+}
+
+// Error leaves paths as from the folder on. In the texts of package os a path comes after the operation and a space, which no key has.
+func (e *localError) Error() string {
+	return strings.NewReplacer(" "+strings.TrimSuffix(e.base, "/")+"/", " ", " "+e.base+":", " the cold storage folder:").Replace(e.err.Error())
+}
+
+func (e *localError) Unwrap() error { return e.err }
 
 // PutIfAbsent implements [Bucket].
 func (b *LocalBucket) PutIfAbsent(ctx context.Context, key string, r io.Reader, size int64) (err error) {
 	if err := CheckKey(key); err != nil {
 		return err
+	}
+	if b.mayMake != nil {
+		if err := b.MakeFolder(ctx); err != nil {
+			return fmt.Errorf("put %s: %w", key, folderError{err.Error()})
+		}
 	}
 	root, err := b.root(ctx, "put", key)
 	if err != nil {
@@ -70,7 +178,7 @@ func (b *LocalBucket) PutIfAbsent(ctx context.Context, key string, r io.Reader, 
 	defer func() { _ = root.Close() }() // only a handle; nothing is written through it
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("put %s: %w", key, err)
+			err = b.hide(fmt.Errorf("put %s: %w", key, err))
 		}
 	}()
 	name := filepath.FromSlash(key)
@@ -136,7 +244,7 @@ func syncFolder(root *os.Root, folder string) error {
 }
 
 // open opens an object for reading and describes it.
-func (b *LocalBucket) open(ctx context.Context, op, key string) (*os.File, ObjectInfo, error) {
+func (b *LocalBucket) open(ctx context.Context, op, key string) (*localObject, ObjectInfo, error) {
 	if err := CheckKey(key); err != nil {
 		return nil, ObjectInfo{}, err
 	}
@@ -152,13 +260,39 @@ func (b *LocalBucket) open(ctx context.Context, op, key string) (*os.File, Objec
 	}
 	f, err := root.Open(name)
 	if err != nil {
-		return nil, ObjectInfo{}, fmt.Errorf("%s %s: %w", op, key, err)
+		return nil, ObjectInfo{}, b.hide(fmt.Errorf("%s %s: %w", op, key, err))
 	}
 	info, err := f.Stat()
 	if err != nil {
-		return nil, ObjectInfo{}, errors.Join(fmt.Errorf("%s %s: %w", op, key, err), f.Close())
+		return nil, ObjectInfo{}, b.hide(errors.Join(fmt.Errorf("%s %s: %w", op, key, err), f.Close()))
 	}
-	return f, describe(key, info), nil
+	return &localObject{f, b}, describe(key, info), nil
+}
+
+// localObject is an open object.
+type localObject struct {
+	file   *os.File
+	bucket *LocalBucket
+}
+
+func (o *localObject) Read(p []byte) (int, error) {
+	n, err := o.file.Read(p)
+	return n, o.hide(err)
+}
+
+func (o *localObject) ReadAt(p []byte, off int64) (int, error) {
+	n, err := o.file.ReadAt(p, off)
+	return n, o.hide(err)
+}
+
+func (o *localObject) Close() error { return o.bucket.hide(o.file.Close()) }
+
+// hide leaves io.EOF as it is: readers compare it.
+func (o *localObject) hide(err error) error {
+	if err == io.EOF { //nolint:errorlint // package os returns it unwrapped
+		return err
+	}
+	return o.bucket.hide(err)
 }
 
 func describe(key string, info fs.FileInfo) ObjectInfo {
@@ -259,7 +393,7 @@ func (b *LocalBucket) List(ctx context.Context, prefix string) ([]ObjectInfo, er
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list %s: %w", prefix, err)
+		return nil, b.hide(fmt.Errorf("list %s: %w", prefix, err))
 	}
 	// The walk goes folder by folder, so "a/x" comes before "a-b"; keys are ordered as bytes.
 	slices.SortFunc(objects, func(a, b ObjectInfo) int { return strings.Compare(a.Key, b.Key) })
@@ -283,7 +417,7 @@ func (b *LocalBucket) Delete(ctx context.Context, key string) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("delete %s: %w", key, err)
+		return b.hide(fmt.Errorf("delete %s: %w", key, err))
 	}
 	for _, entry := range entries {
 		if strings.HasPrefix(entry.Name(), leftover) {
@@ -295,7 +429,7 @@ func (b *LocalBucket) Delete(ctx context.Context, key string) error {
 		err = syncFolder(root, folder)
 	}
 	if err != nil {
-		return fmt.Errorf("delete %s: %w", key, err)
+		return b.hide(fmt.Errorf("delete %s: %w", key, err))
 	}
 	return nil
 }

@@ -66,6 +66,9 @@ func (s *Store) bucketOf(ctx context.Context, name string) (Bucket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open storage %q: %w", name, err)
 	}
+	if local, ok := bucket.(*LocalBucket); ok {
+		local.MakeFolderIf(func(ctx context.Context) error { return CheckUnused(ctx, s.pool, name) })
+	}
 	s.storages.open[name] = openStorage{version, bucket}
 	if closer, isCloser := before.bucket.(io.Closer); isCloser {
 		if err := closer.Close(); err != nil {
@@ -74,6 +77,32 @@ func (s *Store) bucketOf(ctx context.Context, name string) (Bucket, error) {
 	}
 	return bucket, nil
 }
+
+// CheckUnused returns nil if the catalog of a database, if there is one, names no segment that was written to a storage: if its folder
+// is missing then, it has not been made yet. Otherwise it was lost, or is not mounted, and the error says so.
+func CheckUnused(ctx context.Context, q interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}, storage string,
+) error {
+	var there, used bool
+	if err := q.QueryRow(ctx, "SELECT pg_catalog.to_regclass('koldstore.segment') IS NOT NULL").Scan(&there); err != nil {
+		return fmt.Errorf("look for the catalog: %w", err)
+	}
+	if !there {
+		return nil
+	}
+	// A segment that was given up before it was published has no checksum. Its object is no loss.
+	if err := q.QueryRow(ctx, "SELECT EXISTS (SELECT FROM koldstore.segment WHERE storage = $1 AND sha256 <> '')", storage).Scan(&used); err != nil {
+		return fmt.Errorf("look for segments in storage %q: %w", storage, err)
+	}
+	if used {
+		return ErrInUse
+	}
+	return nil
+}
+
+// ErrInUse says that a storage must have objects.
+var ErrInUse = errors.New("segments are in it: mount the volume, or restore the folder")
 
 // Close lets go of the registered storages. The bucket that the Store was made with stays its owner's.
 func (s *Store) Close() error {

@@ -3,6 +3,9 @@ package coldstore_test
 import (
 	"context"
 	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -120,5 +123,49 @@ func TestIntegrityAndRecovery(t *testing.T) {
 		if check() {
 			t.Errorf("%s is not noticed", damage)
 		}
+	}
+}
+
+// TestAFolderIsMadeOnlyWhileNoSegmentIsInIt: a volume that is not mounted must not be replaced, by nobody.
+func TestAFolderIsMadeOnlyWhileNoSegmentIsInIt(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	f := newFixture(t, func(cfg *coldstore.Config) {
+		cfg.OpenStorage = func(context.Context, coldstore.StorageSpec) (coldstore.Bucket, error) {
+			return coldstore.OpenLocalBucketIn(root, "volume/archive")
+		}
+	})
+	f.exec(`SELECT koldstore.register_storage('archive', 'filesystem', '/volume/archive', "check" => false)`)
+	tab := f.messages("storage = 'archive'")
+	tab.put(1, "x")
+	tab.mustFlush(1, 1)
+	ok(t, os.Rename(filepath.Join(root, "volume"), filepath.Join(root, "away")))
+	tab.put(2, "y")
+	r := tab.flush(f.store, true)
+	if r.Status != "error" || r.Error == nil || !strings.Contains(*r.Error, "segments are in it") || strings.Contains(*r.Error, root) {
+		t.Errorf("flush without the volume: %+v %v", r, r.Error)
+	}
+	report, err := f.newStore().Verify(t.Context(), tab.oid)
+	if err != nil || report.OK {
+		t.Errorf("verify without the volume: %+v, %v", report, err)
+	}
+	if _, err := os.Lstat(filepath.Join(root, "volume")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a folder was made in the place of the volume: %v", err)
+	}
+	ok(t, os.Rename(filepath.Join(root, "away"), filepath.Join(root, "volume")))
+	tab.mustFlush(1, 1)
+	tab.verified()
+}
+
+// TestFlushesDoNotSayWhereTemporaryFilesAre: their errors are shown to owners of tables.
+func TestFlushesDoNotSayWhereTemporaryFilesAre(t *testing.T) {
+	t.Parallel()
+	folder := filepath.Join(t.TempDir(), "missing")
+	f := newFixture(t, func(cfg *coldstore.Config) { cfg.TempDir = folder })
+	tab := f.messages("")
+	tab.put(1, "x")
+	r := tab.flush(f.store, true)
+	if r.Status != "error" || r.Error == nil || !strings.Contains(*r.Error, "temporary file") || strings.Contains(*r.Error, folder) {
+		t.Errorf("flush: %+v %v", r, r.Error)
 	}
 }

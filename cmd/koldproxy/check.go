@@ -5,6 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -173,17 +177,59 @@ func hbaRemedy(database, message string) string {
 		pgx.Identifier{database}.Sanitize(), pgx.Identifier{role}.Sanitize(), host)
 }
 
-// checkCold stores, reads and removes an object where segments will be.
+// checkCold stores, reads and removes an object where segments will be. A folder that serve will make is left for it to make.
 func checkCold(ctx context.Context, c *config) finding {
 	f := finding{Check: "cold store", Result: resultOK, Found: "write, read and remove work in " + c.Cold.URL}
 	bucket, err := openCold(ctx, c)
+	if local, ok := bucket.(*coldstore.LocalBucket); ok && errors.Is(local.CheckFolder(), fs.ErrNotExist) {
+		return checkColdFolder(ctx, c, f)
+	}
 	if err == nil {
 		err = errors.Join(coldstore.RoundTrip(ctx, bucket), closeCold(bucket))
 	}
 	if err != nil {
-		f.Result, f.Found, f.Remedy = resultProblem, err.Error(), "make cold.url a place that koldproxy may write to"
+		f.Result, f.Found, f.Remedy = resultProblem, c.Cold.URL+": "+err.Error(), "make cold.url a place that koldproxy may write to"
 	}
 	return f
+}
+
+// checkColdFolder judges a folder that is not there.
+func checkColdFolder(ctx context.Context, c *config, f finding) finding {
+	f.Found = c.Cold.URL + " does not exist yet, and koldproxy serve makes it"
+	switch why := checkColdUnused(ctx, c); {
+	case errors.Is(why, coldstore.ErrInUse):
+		f.Found = c.Cold.URL + " does not exist, and segments should be in it: " + why.Error()
+		f.problem("mount the volume, restore the folder from a copy, or correct cold.url")
+	case why != nil:
+		f.Found = c.Cold.URL + " does not exist, and whether segments should be in it cannot be asked: " + why.Error()
+		f.problem("correct the connection first")
+	default:
+		if err := checkMakeable(c.Cold.URL); err != nil {
+			f.Found = c.Cold.URL + " does not exist yet: " + err.Error()
+			f.problem("make the folder, and koldproxy's user its owner; or make cold.url a place that koldproxy may write to")
+		}
+	}
+	return f
+}
+
+// checkMakeable says whether the folder of a URL could be made: it makes and removes one where it would begin.
+func checkMakeable(where string) error {
+	u, err := url.Parse(where)
+	if err != nil {
+		return err
+	}
+	folder := u.Path
+	for {
+		if _, err := os.Lstat(folder); !errors.Is(err, fs.ErrNotExist) || folder == filepath.Dir(folder) {
+			break
+		}
+		folder = filepath.Dir(folder)
+	}
+	trial, err := os.MkdirTemp(folder, ".koldproxy-check-")
+	if err != nil {
+		return err
+	}
+	return os.Remove(trial)
 }
 
 // ask runs a query with one text result for a finding, and turns an error into one.

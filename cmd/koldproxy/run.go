@@ -138,7 +138,7 @@ func (s *service) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	bucket, err := openCold(ctx, s.cfg)
+	bucket, err := openServerCold(ctx, s.cfg, s.log)
 	if err != nil {
 		return err
 	}

@@ -3,11 +3,14 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/url"
 	"path/filepath"
 	"strings"
+
+	"github.com/rs/zerolog"
 
 	"github.com/koldproxy/koldproxy/coldstore"
 	"github.com/koldproxy/koldproxy/coldstore/cloud"
@@ -39,6 +42,43 @@ func openCold(ctx context.Context, c *config) (coldstore.Bucket, error) {
 	return openCloud(ctx, c.Cold.URL, cloud.Credentials{})
 }
 
+// openServerCold opens the storage of the configuration for serve, which alone makes a missing folder, and only while no database
+// knows of a file that should be in it: an empty folder in the place of a volume that is not mounted would take what belongs on
+// the volume. Hot rows are served meanwhile.
+func openServerCold(ctx context.Context, c *config, log zerolog.Logger) (coldstore.Bucket, error) {
+	bucket, err := openCold(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	local, ok := bucket.(*coldstore.LocalBucket)
+	if !ok {
+		return bucket, nil
+	}
+	local.MakeFolderIf(func(ctx context.Context) error { return checkColdUnused(ctx, c) })
+	if err := local.MakeFolder(ctx); errors.Is(err, coldstore.ErrInUse) {
+		log.Error().Err(err).Msg("cold storage is missing: nothing is flushed, and cold rows cannot be read until it is back")
+	} else if err != nil {
+		return nil, fmt.Errorf("cold.url: %w", err)
+	}
+	return bucket, nil
+}
+
+// checkColdUnused asks all databases; they share the storage of the configuration.
+func checkColdUnused(ctx context.Context, c *config) error {
+	for _, name := range c.Postgres.Databases {
+		conn, err := c.connect(ctx, name)
+		if err != nil {
+			return err
+		}
+		err = coldstore.CheckUnused(ctx, conn, "default")
+		_ = conn.Close(context.WithoutCancel(ctx))
+		if err != nil {
+			return fmt.Errorf("database %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
 func closeCold(b coldstore.Bucket) error {
 	if closer, ok := b.(io.Closer); ok {
 		return closer.Close()
@@ -55,10 +95,11 @@ func openStorage(ctx context.Context, c *config, spec coldstore.StorageSpec) (co
 		if c.Cold.FilesystemRoot == "" {
 			return nil, fmt.Errorf("filesystem storages are refused: cold.filesystem_root is not set")
 		}
-		if path != root && !strings.HasPrefix(path, strings.TrimSuffix(root, "/")+"/") {
+		inside, err := filepath.Rel(root, path)
+		if err != nil || !filepath.IsLocal(inside) {
 			return nil, fmt.Errorf("%s is not in cold.filesystem_root", spec.BasePath)
 		}
-		return coldstore.OpenLocalBucket(path)
+		return coldstore.OpenLocalBucketIn(root, inside) // nor does it get out by a symbolic link
 	}
 	scheme := map[string]string{"s3": "s3", "gcs": "gs", "azure": "azblob"}[spec.Type]
 	if scheme == "" {
