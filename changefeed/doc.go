@@ -43,7 +43,8 @@
 // to koldstore.quarantine, is counted and logged, and the rest goes on. So does one whose evaluation takes too long. An update whose
 // old row alone is bad is written without it, as an exit if nobody can say whether the old row had matched. Where not the row is to blame but the definition (a
 // predicate's function was dropped, the primary key has changed, code takes too long again and again), the stream or mirror becomes broken with a reason, and the rest goes on. Everything
-// else (the connection, a deadlock) fails the batch, which is tried again as a whole.
+// else (the connection, a deadlock) fails the batch, which is tried again as a whole. Work in the background (a seed, a healing,
+// a backfill) rests alone when it fails (nap.go), and cold rows are read beside all this (coldread.go).
 //
 // # Healing
 //

@@ -103,7 +103,11 @@ func (t *Target) judge(ctx context.Context, tx pgx.Tx, te *tableEvents, last boo
 			}
 		}
 	}
-	return j, j.ask(ctx, second)
+	err := j.ask(ctx, second)
+	for i := range te.events {
+		te.events[i].dropLarge()
+	}
+	return j, err
 }
 
 // maxJSONString is the longest string that jsonb can hold, in bytes.

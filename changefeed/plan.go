@@ -176,6 +176,15 @@ func (te *tableEvents) rowBefore(old, now []koldproxy.Datum) []koldproxy.Datum {
 func (e *event) oldLiteral() *string { return literalOnce(&e.oldText, e.old) }
 func (e *event) newLiteral() *string { return literalOnce(&e.newText, e.new) }
 
+// dropLarge forgets the literals of large rows, which are not needed once they are judged, unless something is wrong with them.
+func (e *event) dropLarge() {
+	for _, text := range []**string{&e.oldText, &e.newText} {
+		if *text != nil && len(**text) > evalBytes {
+			*text = nil
+		}
+	}
+}
+
 func literalOnce(text **string, row []koldproxy.Datum) *string {
 	if *text == nil && row != nil {
 		s := rowLiteral(row)

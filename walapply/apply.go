@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -44,6 +45,7 @@ type applyLoop struct {
 	txStart time.Time
 	txRows  int64
 
+	bloated        bool // a row was so large that memory is given back when all is done
 	background     bool // Background may have work
 	lastBackground time.Time
 }
@@ -108,6 +110,10 @@ func (l *applyLoop) run(ctx context.Context) error {
 		if position := l.ack.acknowledged(); position >= l.logEnd {
 			l.retry.passed(position)
 		}
+		if l.bloated && l.tx == nil {
+			debug.FreeOSMemory()
+			l.bloated = false
+		}
 		if l.tx == nil && len(l.pending) < eagerRows {
 			l.queue.want()
 		}
@@ -138,6 +144,7 @@ func (l *applyLoop) handle(ctx context.Context, m *message) error {
 			l.done(m.bytes)
 			return nil
 		}
+		l.bloated = l.bloated || m.bytes > largeRow
 		l.pending = append(l.pending, m.change)
 		l.pendingBytes += m.bytes
 		if l.full() {
@@ -158,6 +165,10 @@ func (l *applyLoop) handle(ctx context.Context, m *message) error {
 	}
 	return nil
 }
+
+// largeRow is the size of a row from which on what it took is given back to the system at once. Garbage of several times its size would
+// stay for minutes, since nothing else here needs as much.
+const largeRow = 16 << 20
 
 // full says whether pending is as large as a batch may be.
 func (l *applyLoop) full() bool {
