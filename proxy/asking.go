@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -23,7 +24,8 @@ const (
 	namesTimeout  = 2 * time.Second  // how long a session waits for the first ones
 	namesPatience = 30 * time.Second // how long they may take when nobody waits
 	namesPause    = time.Second      // how long the catalog is left alone however much is created
-	maxLearned    = 1000             // names that a session has created and the catalog may not have yet
+	newsAge       = time.Minute      // how long a name that was just created counts without the catalog's word
+	maxLearned    = 1000             // such names of a database, and those that a session has created
 )
 
 // asking knows the names of each database. Its zero value is ready.
@@ -34,10 +36,17 @@ type asking struct {
 
 type databaseNames struct {
 	mu       sync.Mutex
-	set      nameSet
+	set      nameSet // what the catalog has named, and the news; immutable once in use
+	found    []string
+	news     []newName // what sessions have created, and the catalog may not have been asked for since
 	asked    time.Time
 	outdated bool // somebody has created something since
 	inFlight bool
+}
+
+type newName struct {
+	name string
+	at   time.Time
 }
 
 func (a *asking) database(name string) *databaseNames {
@@ -76,18 +85,38 @@ func (d *databaseNames) renew(ctx context.Context, source DemandNames, database 
 	if err != nil {
 		return err
 	}
-	d.set = nameSet{}
-	for _, n := range found {
-		d.set.add(n)
-	}
+	d.found = found
+	d.collect()
 	return nil
 }
 
-// outdate has the names asked for again soon.
-func (d *databaseNames) outdate() {
+// collect makes the set anew, without old news.
+func (d *databaseNames) collect() {
+	oldest := time.Now().Add(-newsAge)
+	d.news = slices.DeleteFunc(d.news, func(n newName) bool { return n.at.Before(oldest) })
+	d.set = nameSet{}
+	for _, n := range d.found {
+		d.set.add(n)
+	}
+	for _, n := range d.news {
+		d.set.add(n.name)
+	}
+}
+
+// created has the names asked for again soon. Until then all sessions know what can be used by them.
+func (d *databaseNames) created(list []creation) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.outdated = true
+	before := len(d.news)
+	for _, c := range list {
+		if c.lasting && len(d.news) < maxLearned {
+			d.news = append(d.news, newName{c.name, time.Now()})
+		}
+	}
+	if len(d.news) > before {
+		d.collect()
+	}
 }
 
 // nameSet finds names in a text; nil has none. Those of catalogs are immutable once in use.
@@ -147,10 +176,20 @@ func isNameByte(c byte) bool {
 	return c == '_' || c == '$' || c >= 0x80 || c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'z'
 }
 
-// created finds the names of what a text creates that may hide a call.
-var created = regexp.MustCompile(`(?is)\bcreate` + gap + `+(?:or` + gap + `+replace` + gap + `+)?(?:(?:temp|temporary|recursive|materialized)` + gap + `+)*` +
+// creating finds the names of what a text creates that may hide a call.
+var creating = regexp.MustCompile(`(?is)\bcreate` + gap + `+(?:or` + gap + `+replace` + gap + `+)?((?:(?:temp|temporary|recursive|materialized)` + gap + `+)*)` +
 	`(?:view|function|procedure|(?:constraint` + gap + `+)?trigger\b[^;]*?\bon)` + gap + `+(?:if` + gap + `+not` + gap + `+exists` + gap + `+)?` +
-	`(?:` + namePattern + gap + `*\.` + gap + `*)?(` + namePattern + `)`)
+	`(?:(` + namePattern + `)` + gap + `*\.` + gap + `*)?(` + namePattern + `)`)
+
+var onlyGap = regexp.MustCompile(`(?s)^` + gap + `*$`)
+
+// creation is something created that may hide a call.
+type creation struct {
+	name string
+	// lasting says that the text begins with its creation, and that it outlives the session. Only such names are worth the
+	// attention of other sessions: who may not create anything cannot draw it.
+	lasting bool
+}
 
 const namePattern = `(?:"(?:[^"]|"")+"|[\w$\x{80}-\x{10ffff}]+)`
 
@@ -173,7 +212,7 @@ func (s *session) prime(ctx context.Context) {
 		return
 	}
 	s.mu.Lock()
-	s.tracker.onCreate = d.outdate
+	s.tracker.onCreate = d.created
 	s.mu.Unlock()
 	if _, stale := d.current(time.Now()); stale {
 		ctx, stop := context.WithTimeout(ctx, namesTimeout)
@@ -209,29 +248,36 @@ func (s *session) asks(sql []byte) bool {
 	return own || set.in(sql)
 }
 
-// namesCreated finds what a text creates that may hide a call.
-func namesCreated(sql string) (list []string) {
-	for _, m := range created.FindAllStringSubmatch(sql, -1) {
-		name := m[1]
+// creationsIn finds what a text creates that may hide a call.
+func creationsIn(sql string) (list []creation) {
+	group := func(m []int, n int) string {
+		if m[2*n] < 0 {
+			return ""
+		}
+		return sql[m[2*n]:m[2*n+1]]
+	}
+	for i, m := range creating.FindAllStringSubmatchIndex(sql, -1) {
+		name := group(m, 3)
 		if name[0] == '"' {
 			name = strings.ReplaceAll(name[1:len(name)-1], `""`, `"`)
 		}
-		list = append(list, name)
+		temporary := strings.Contains(strings.ToLower(group(m, 1)), "temp") || strings.EqualFold(strings.Trim(group(m, 2), `"`), "pg_temp")
+		list = append(list, creation{name, i == 0 && !temporary && onlyGap.MatchString(sql[:m[0]])})
 	}
 	return list
 }
 
 // learn adds what was created to the names of the session, for its statements that come before the catalog is asked again.
-func (t *tracker) learn(list []string) {
+func (t *tracker) learn(list []creation) {
 	if t.created == nil {
 		t.created = nameSet{}
 	}
-	for _, name := range list {
+	for _, c := range list {
 		if t.learned++; t.learned <= maxLearned {
-			t.created.add(name)
+			t.created.add(c.name)
 		}
 	}
 	if t.onCreate != nil {
-		t.onCreate()
+		t.onCreate(list)
 	}
 }

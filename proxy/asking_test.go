@@ -57,8 +57,9 @@ func TestNamesThatLeadToADemand(t *testing.T) {
 		}
 	}
 	mustExec(t, one, "CREATE VIEW v AS SELECT * FROM koldstore.changes_since(1); CREATE FUNCTION count_v() RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FROM v /* changes_since */'")
+	mustExec(t, one, "/* for all */ CREATE VIEW everybodys AS SELECT * FROM v")
 	for sql, conn := range map[string]*pgx.Conn{
-		"SELECT count(*) FROM v": one, "SELECT count_v()": one, "SELECT feed()": other, `SELECT "insert"()`: other, "SELECT public . insert()": other,
+		"SELECT count(*) FROM everybodys": other, "SELECT count(*) FROM v": one, "SELECT count_v()": one, "SELECT feed()": other, `SELECT "insert"()`: other, "SELECT public . insert()": other,
 	} {
 		var n int
 		if err := conn.QueryRow(within(t), sql, pgx.QueryExecModeSimpleProtocol).Scan(&n); err != nil || n != 2 {

@@ -161,7 +161,7 @@ func (t *text) classify(sql string, options rewrite.Options) {
 	t.mayDemand = true
 	t.savepoints = outline.Savepoints
 	if outline.Creates {
-		t.creates = namesCreated(sql)
+		t.creates = creationsIn(sql)
 	}
 	t.noPoint, t.noQuery = isolates.MatchString(sql), foremost.MatchString(sql)
 	t.ownWay = !ok || lasting.MatchString(sql)

@@ -271,17 +271,21 @@ func TestClassify(t *testing.T) {
 
 func TestNamesThatATextCreates(t *testing.T) {
 	t.Parallel()
-	for sql, want := range map[string]string{
-		"CREATE VIEW v AS SELECT": "v", "create or replace  view\n s.v (a, b) as": "v", `CREATE TEMP VIEW "a ""b" AS`: `"a ""b"`, "CREATE MATERIALIZED VIEW IF NOT EXISTS s . mv AS": "mv",
-		"CREATE OR REPLACE FUNCTION s.f(x int)": "f", "CREATE PROCEDURE p()": "p", "CREATE TRIGGER t AFTER INSERT OR UPDATE OF x ON app.tab FOR EACH ROW": "tab",
-		"CREATE RECURSIVE VIEW é (n) AS": "é", "CREATE TABLE x": "",
+	for sql, want := range map[string][]creation{
+		"CREATE VIEW v AS SELECT":                                              {{"v", true}},
+		"create or replace  view\n s.v (a, b) as":                              {{"v", true}},
+		`CREATE TEMP VIEW "a ""b" AS`:                                          {{`a "b`, false}},
+		"CREATE VIEW pg_temp.v AS":                                             {{"v", false}},
+		"CREATE MATERIALIZED VIEW IF NOT EXISTS s . mv AS":                     {{"mv", true}},
+		"/* c */ CREATE OR REPLACE FUNCTION s.f(x int)":                        {{"f", true}},
+		"CREATE PROCEDURE p(); CREATE VIEW w AS":                               {{"p", true}, {"w", false}},
+		"CREATE TABLE t AS SELECT 'create view v as'":                          {{"v", false}},
+		"CREATE TRIGGER t AFTER INSERT OR UPDATE OF x ON app.tab FOR EACH ROW": {{"tab", true}},
+		"CREATE RECURSIVE VIEW é (n) AS":                                       {{"é", true}},
+		"CREATE TABLE x":                                                       nil,
 	} {
-		got := ""
-		if m := created.FindStringSubmatch(sql); m != nil {
-			got = m[1]
-		}
-		if got != want {
-			t.Errorf("%s: %s", sql, got)
+		if got := creationsIn(sql); !slices.Equal(got, want) {
+			t.Errorf("%s: %v", sql, got)
 		}
 	}
 	set := nameSet{}
