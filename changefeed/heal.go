@@ -127,7 +127,7 @@ func (t *Target) readCold(ctx context.Context, tx pgx.Tx, tab *table, h *healing
 	if t.cfg.Cold == nil {
 		return nil, 0, false, errors.New("the table has cold segments and no cold storage is configured")
 	}
-	cold, err := t.cold.page(PageRequest{
+	cold, err := t.cold.page(PageRequest{ //nolint:contextcheck // the read goes on after this call
 		Database: t.cfg.Database, Table: tab.oid, Generation: h.generation, Segments: segments, Mode: PageForward, After: koldproxy.Seq(h.seq), Limit: limit,
 	})
 	if err != nil {
