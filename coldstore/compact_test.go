@@ -226,6 +226,28 @@ func TestForgottenDeletesRaiseTheFloor(t *testing.T) {
 	}
 }
 
+// TestRowsBelowTheFloorAreNoDamage: it rises over forgotten deletes, also those above rows that stay.
+func TestRowsBelowTheFloorAreNoDamage(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	f := newFixture(t, func(cfg *coldstore.Config) { cfg.Now = func() time.Time { return now } })
+	tab := f.messages("tombstone_retention = '1 hour'")
+	tab.put(1, "stays")
+	tab.remove(2)
+	tab.mustFlush(2, 1)
+	now = now.Add(2 * time.Hour)
+	tab.compactAll(f.store)
+	if floor, _ := tab.floor(); floor != tab.seq || len(tab.segments()) != 1 || tab.segments()[0].MaxSeq >= floor {
+		t.Fatalf("floor %d, segments %+v", floor, tab.segments())
+	}
+	tab.verified()
+	var good bool
+	f.scan("SELECT (koldstore.verify_table_integrity('messages') ->> 'ok')::boolean", nil, &good)
+	if !good {
+		t.Error("verify_table_integrity complains")
+	}
+}
+
 func TestRetentionByBytesKeepsTheNewest(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)

@@ -72,11 +72,11 @@ func unreadable(id uuid.UUID, object string, cause error) error {
 	hint := "Check the cold storage; the statement can be repeated."
 	switch {
 	case IsCorrupt(cause):
-		reason, hint = "is damaged", "Restore the object from a copy, or let retention remove the segment."
+		reason, hint = "is damaged", "Restore the object from a copy; or, if there is none, koldstore.forget_segment gives the segment up."
 	case errors.Is(cause, ErrUnknownFormat):
 		reason, hint = "was written by a newer koldproxy", "Upgrade this koldproxy."
 	case errors.Is(cause, fs.ErrNotExist):
-		reason, hint = "is missing", "If retention has just removed it, repeat the statement; otherwise restore the object from a copy."
+		reason, hint = "is missing", "If retention has just removed it, repeat the statement; otherwise restore the object from a copy, or, if there is none, koldstore.forget_segment gives the segment up."
 	}
 	err := koldproxy.Errorf(koldproxy.CodeColdUnreadable, "cold segment %s %s (object %s)", id, reason, object).
 		WithDetail(cause.Error()).WithHint(hint)
