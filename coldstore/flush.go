@@ -236,9 +236,11 @@ func (s *Store) upload(ctx context.Context, segment *segmentRow, sum *summary, t
 	if err != nil {
 		return fmt.Errorf("store segment %s: %w", segment.id, err)
 	}
+	segment.tried = true
 	err = bucket.PutIfAbsent(ctx, segment.object, temp, segment.size)
 	// The key is fresh, so a taken one is our own object, stored by an attempt whose answer was lost. Reading back decides.
 	if err != nil && !errors.Is(err, fs.ErrExist) {
+		segment.tried = !errors.Is(err, ErrNotStored)
 		return fmt.Errorf("store segment %s: %w", segment.id, err)
 	}
 	if err := s.cfg.step("stored"); err != nil {
@@ -260,13 +262,17 @@ func (s *Store) upload(ctx context.Context, segment *segmentRow, sum *summary, t
 // cleanupTimeout bounds what is still done after a failure or a cancellation.
 const cleanupTimeout = 5 * time.Second
 
-// abandon gives a segment up that did not become active; the sweep removes its object. If the publishing transaction did
-// commit after all (its answer may have been lost), this changes nothing.
+// abandon gives a segment up that did not become active; the sweep removes its object, if there can be one. If the publishing transaction
+// did commit after all (its answer may have been lost), this changes nothing.
 func (s *Store) abandon(ctx context.Context, segment *segmentRow) {
 	s.cache.drop(segment.id)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, abandonSegments+" AND segment_id = $1", segment.id); err != nil {
+	sql := abandonSegments + " AND segment_id = $1"
+	if !segment.tried { // nothing to remove, maybe from a storage that cannot even be opened
+		sql = "DELETE FROM koldstore.segment WHERE state = 'in_progress' AND segment_id = $1"
+	}
+	if _, err := s.pool.Exec(ctx, sql, segment.id); err != nil {
 		s.log.Warn().Err(err).Str("segment", segment.id.String()).Msg("segment could not be given up; the sweep will")
 	}
 }

@@ -97,6 +97,7 @@ type segmentRow struct {
 	deadVersion int64
 	createdAt   time.Time
 	layout      string
+	tried       bool // of one that is being written: its object may exist
 }
 
 // loadSegments reads the segments that a condition on koldstore.segment chooses, in the order of their seqs.

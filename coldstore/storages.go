@@ -119,17 +119,24 @@ func (s *Store) Close() error {
 	return errors.Join(errs...)
 }
 
-// checkStorages tries storages whose registration asked for that, and notes the outcome where people look.
+// checkStorages tries storages whose registration asked for that, and notes the outcome where people look. One that has failed gets
+// no tables, so it is tried again in each PolicyInterval.
 func (s *Store) checkStorages(ctx context.Context) (bool, error) {
-	rows, err := s.pool.Query(ctx, "SELECT name FROM koldstore.storage WHERE wants_check")
+	rows, err := s.pool.Query(ctx, `SELECT name, check_error IS NOT NULL FROM koldstore.storage
+		WHERE wants_check OR check_error IS NOT NULL AND checked_at < clock_timestamp() - $1::interval`, s.cfg.PolicyInterval)
 	if err != nil {
 		return false, fmt.Errorf("look for storages to check: %w", err)
 	}
-	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	type candidate struct {
+		Name   string
+		Failed bool
+	}
+	candidates, err := pgx.CollectRows(rows, pgx.RowToStructByPos[candidate])
 	if err != nil {
 		return false, fmt.Errorf("look for storages to check: %w", err)
 	}
-	for _, name := range names {
+	for _, c := range candidates {
+		name := c.Name
 		var problem *string
 		bucket, err := s.bucketOf(ctx, name)
 		if err == nil {
@@ -138,8 +145,13 @@ func (s *Store) checkStorages(ctx context.Context) (bool, error) {
 		if ctx.Err() != nil {
 			return false, ctx.Err()
 		}
+		switch {
+		case err != nil && !c.Failed:
+			s.log.Warn().Err(err).Str("storage", name).Msg("storage cannot be used, and is tried again")
+		case err == nil && c.Failed:
+			s.log.Info().Str("storage", name).Msg("storage can be used now")
+		}
 		if err != nil {
-			s.log.Warn().Err(err).Str("storage", name).Msg("storage cannot be used")
 			text := err.Error()
 			problem = &text
 		}

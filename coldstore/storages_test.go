@@ -169,3 +169,64 @@ func TestFlushesDoNotSayWhereTemporaryFilesAre(t *testing.T) {
 		t.Errorf("flush: %+v %v", r, r.Error)
 	}
 }
+
+// TestWhatWasNeverStoredIsForgotten: a storage that cannot be opened would keep the sweep at work for ever.
+func TestWhatWasNeverStoredIsForgotten(t *testing.T) {
+	t.Parallel()
+	var f *fixture
+	f = newFixture(t, func(cfg *coldstore.Config) {
+		cfg.OpenStorage = func(_ context.Context, spec coldstore.StorageSpec) (coldstore.Bucket, error) {
+			if spec.Name == "refused" {
+				return nil, errors.New("not in cold.filesystem_root")
+			}
+			return coldstore.OpenLocalBucketIn(f.folder, "file/below")
+		}
+	})
+	write(t, filepath.Join(f.folder, "file"), "")
+	for _, name := range []string{"refused", "unmakeable"} {
+		f.exec(`SELECT koldstore.register_storage($1, 'filesystem', '/', "check" => false)`, name)
+		tab := f.manage(name, "id bigint PRIMARY KEY, v text", "id bigint PRIMARY KEY", "storage = '"+name+"'")
+		tab.put(1, "x")
+		if r := tab.flush(f.store, true); r.Status != "error" || tab.hot() != 1 {
+			t.Errorf("%s: flush: %+v", name, r)
+		}
+	}
+	f.runJobs(f.store)
+	var left int
+	f.scan("SELECT count(*) FROM koldstore.segment", nil, &left)
+	if left != 0 {
+		t.Errorf("%d segments are left", left)
+	}
+}
+
+// TestAFailedStorageIsTriedAgain and may be used as soon as that succeeds; until then tables are refused (migrations).
+func TestAFailedStorageIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	works, folder := false, t.TempDir()
+	f := newFixture(t, func(cfg *coldstore.Config) {
+		cfg.OpenStorage = func(context.Context, coldstore.StorageSpec) (coldstore.Bucket, error) {
+			if !works {
+				return nil, errors.New("access denied")
+			}
+			return coldstore.OpenLocalBucket(folder)
+		}
+	})
+	f.exec("SELECT koldstore.register_storage('archive', 's3', 'bucket/prefix')")
+	failed := func() (failed bool) {
+		t.Helper()
+		f.runJobs(f.store)
+		f.scan("SELECT check_error IS NOT NULL FROM koldstore.storages WHERE name = 'archive' AND checked_at IS NOT NULL", nil, &failed)
+		return failed
+	}
+	if !failed() {
+		t.Fatal("the check of a storage that cannot be opened has not failed")
+	}
+	works = true
+	if !failed() {
+		t.Error("the storage was tried again at once")
+	}
+	f.exec("UPDATE koldstore.storage SET checked_at = checked_at - interval '1 hour'")
+	if failed() {
+		t.Error("the storage was not tried again")
+	}
+}
