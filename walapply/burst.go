@@ -53,6 +53,3 @@ func (b *burstConn) Read(p []byte) (int, error) {
 	}
 	return b.buffer.Read(p)
 }
-
-// buffered says whether the next Read finds something without the socket.
-func (b *burstConn) buffered() bool { return b.buffer.Buffered() > 0 }
