@@ -23,14 +23,14 @@ import (
 // compared. All methods may be called concurrently.
 type presence struct {
 	mu       sync.Mutex
-	self     string // what this leader's signs begin with
+	self     string    // what this leader's signs begin with
+	next     time.Time // when to look again
 	storages map[string]*neighbours
 }
 
 // neighbours is what is known of those who use one storage.
 type neighbours struct {
 	since  time.Time       // when the first look was
-	tried  time.Time       // when the last look was begun
 	looked time.Time       // when the last one succeeded
 	signs  map[string]bool // the others' signs at the last look
 	ours   string          // the sign that is there now
@@ -39,14 +39,16 @@ type neighbours struct {
 }
 
 func newPresence() *presence {
-	return &presence{self: strings.ToLower(rand.Text()), storages: map[string]*neighbours{}}
+	p := &presence{}
+	p.beginAnew()
+	return p
 }
 
 // beginAnew forgets what was seen, for somebody who leads again: signs may have come and gone meanwhile.
 func (p *presence) beginAnew() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.storages = map[string]*neighbours{}
+	p.self, p.next, p.storages = strings.ToLower(rand.Text()), time.Time{}, map[string]*neighbours{}
 }
 
 // alone lists the storages whose objects may be removed: they have been watched for the grace, to this day, and for as long nobody
@@ -67,19 +69,26 @@ func (p *presence) alone(now time.Time, grace time.Duration) []string {
 	return names
 }
 
-// due gives the neighbours of a storage if it is time to look for them.
-func (p *presence) due(storage string, now time.Time, grace time.Duration) *neighbours {
+// due says whether it is time to look for others. Whoever is told so looks.
+func (p *presence) due(now time.Time, grace time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := p.storages[storage]
-	if n == nil {
+	if now.Before(p.next) {
+		return false
+	}
+	p.next = now.Add(grace / 4)
+	return true
+}
+
+// watch gives the neighbours in a storage, watched from now on, and the name of the next sign to leave there.
+func (p *presence) watch(storage string, now time.Time) (n *neighbours, sign string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n = p.storages[storage]; n == nil {
 		n = &neighbours{since: now}
 		p.storages[storage] = n
-	} else if now.Sub(n.tried) < grace/4 {
-		return nil
 	}
-	n.tried = now
-	return n
+	return n, p.self + "-" + strconv.Itoa(n.count)
 }
 
 // seen notes a look: the signs that are there, and the new one of our own. It returns who was not there before, empty if nobody, and
@@ -108,9 +117,10 @@ func (p *presence) seen(n *neighbours, now time.Time, ours string, all []string)
 	return stranger, stale
 }
 
-// showPresence leaves a sign in the storages that hold segments, where it is time for one, and looks for those of others.
+// showPresence leaves a sign in the storages that hold segments, four times in each delete grace, and looks for those of others.
 func (s *Store) showPresence(ctx context.Context) (bool, error) {
-	if s.cfg.DeleteGrace == 0 {
+	now := s.cfg.Now()
+	if s.cfg.DeleteGrace == 0 || !s.presence.due(now, s.cfg.DeleteGrace) {
 		return false, nil
 	}
 	var identity string
@@ -128,10 +138,7 @@ func (s *Store) showPresence(ctx context.Context) (bool, error) {
 	}
 	var errs []error
 	for _, name := range names {
-		now := s.cfg.Now()
-		if n := s.presence.due(name, now, s.cfg.DeleteGrace); n != nil {
-			errs = append(errs, s.look(ctx, name, "presence/"+identity+"/", n, now))
-		}
+		errs = append(errs, s.look(ctx, name, "presence/"+identity+"/", now))
 	}
 	return false, errors.Join(errs...)
 }
@@ -140,12 +147,13 @@ func (s *Store) showPresence(ctx context.Context) (bool, error) {
 const sign = "A koldproxy that leads works here."
 
 // look replaces our sign in one storage. Until it succeeds nothing is removed there.
-func (s *Store) look(ctx context.Context, storage, prefix string, n *neighbours, now time.Time) error {
+func (s *Store) look(ctx context.Context, storage, prefix string, now time.Time) error {
+	n, next := s.presence.watch(storage, now)
 	bucket, err := s.bucketOf(ctx, storage)
 	if err != nil {
 		return err
 	}
-	ours := prefix + s.presence.self + "-" + strconv.Itoa(n.count)
+	ours := prefix + next
 	// A key that is taken was put by an attempt whose answer was lost.
 	if err := bucket.PutIfAbsent(ctx, ours, strings.NewReader(sign), int64(len(sign))); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("leave a sign in storage %q: %w", storage, err)
