@@ -45,6 +45,8 @@ type judge struct {
 	// broken are streams of the table that cannot go on, with the reason, and ruined why the table's rows cannot be shown.
 	broken map[*stream]string
 	ruined string
+	// sound says of a suspect whether it does what it should with a row of NULLs, once that was asked.
+	sound map[suspect]bool
 }
 
 const (
@@ -67,7 +69,7 @@ const (
 // judge answers the questions about the rows of a plan: first about every new row, and about deleted ones that a stream may
 // have had; then about the old rows of updates, where what became of the new row leaves it open.
 func (t *Target) judge(ctx context.Context, tx pgx.Tx, te *tableEvents, last bool) (*judge, error) {
-	j := &judge{target: t, tx: tx, table: te.table, last: last, broken: make(map[*stream]string)}
+	j := &judge{target: t, tx: tx, table: te.table, last: last, broken: make(map[*stream]string), sound: make(map[suspect]bool)}
 	var first, second []question
 	asked := len(te.table.streams) > 0
 	for i := range te.events {
@@ -202,6 +204,16 @@ func (j *judge) askTogether(ctx context.Context, questions []question) error {
 	var streams []int
 	for i, s := range j.table.streams {
 		wanted := slices.ContainsFunc(questions, func(q question) bool { return q.asked(i) })
+	return j.askAbout(ctx, questions, streams, slices.ContainsFunc(questions, func(q question) bool { return !q.shown() }))
+}
+
+// askAbout asks for the images of rows, which of some streams they match, or both. If that fails it asks for less at a time: of predicates
+// before rows, since one that raises may do so for every row, and all the others are not to be asked about each alone.
+func (j *judge) askAbout(ctx context.Context, questions []question, streams []int, images bool) error {
+	streams = slices.DeleteFunc(slices.Clone(streams), func(i int) bool { return j.broken[j.table.streams[i]] != "" })
+	if j.ruined != "" || len(questions) == 0 || !images && len(streams) == 0 {
+		return nil
+	}
 		if _, broken := j.broken[s]; wanted && !broken {
 			streams = append(streams, i)
 		}
@@ -217,9 +229,27 @@ func (j *judge) askTogether(ctx context.Context, questions []question) error {
 	answers, err := j.rows(ctx, literals, streams, images)
 	if err == nil {
 		for i := range answers {
-			questions[i].answer.take(answers[i], streams)
+			questions[i].answer.take(answers[i], streams, images)
 		}
+	case pg.Code == codeCanceled: // each step down costs the whole timeout
+		return j.askParts(ctx, questions, streams, images, 32)
+	case images && len(streams) > 0:
+		if err := j.askAbout(ctx, questions, nil, true); err != nil {
+			return err
+		}
+		return j.askShown(ctx, questions, streams)
+	case len(streams) > 1:
+		half := len(streams) / 2
+		if err := j.askAbout(ctx, questions, streams[:half], false); err != nil {
+			return err
+		}
+		return j.askAbout(ctx, questions, streams[half:], false)
 		return nil
+	return j.askParts(ctx, questions, streams, images, 2)
+}
+
+// askParts asks about parts of the questions, or about the only one alone.
+func (j *judge) askParts(ctx context.Context, questions []question, streams []int, images bool, parts int) error {
 	}
 	pg := raised(err)
 	switch {
@@ -231,12 +261,25 @@ func (j *judge) askTogether(ctx context.Context, questions []question) error {
 	if len(questions) == 1 {
 		return j.askAlone(ctx, &questions[0], streams)
 	}
+// askShown asks about rows for whose images was asked before. Those that have none may not even be rows, for any of the streams.
+func (j *judge) askShown(ctx context.Context, questions []question, streams []int) error {
+	var shown []question
+	for i := range questions {
+		if questions[i].shown() {
+			shown = append(shown, questions[i])
+		} else if err := j.askAlone(ctx, &questions[i], streams); err != nil {
+			return err
+		}
+	}
+	return j.askAbout(ctx, shown, streams, false)
+}
+
 	parts := 2
 	if pg.Code == codeCanceled {
 		parts = 32 // each step down costs the whole timeout
 	}
 	for part := range slices.Chunk(questions, (len(questions)+parts-1)/parts) {
-		if err := j.askTogether(ctx, part); err != nil {
+		if err := j.askAbout(ctx, part, streams, images); err != nil {
 			return err
 		}
 	}
@@ -250,10 +293,10 @@ func (j *judge) askAlone(ctx context.Context, q *question, streams []int) error 
 		return err
 	}
 	for _, i := range streams {
-		if !q.asked(i) {
+		s := j.table.streams[i]
+		if !q.asked(i) || j.broken[s] != "" {
 			continue
 		}
-		s := j.table.streams[i]
 		var failure *pgconn.PgError
 		if q.answer.matches[i], failure, err = j.matchAlone(ctx, s, q.literal); err != nil {
 			return err
@@ -266,7 +309,14 @@ func (j *judge) askAlone(ctx context.Context, q *question, streams []int) error 
 		}
 		q.answer.failure[i] = failure
 		charged := len(q.literal) <= evalBytes || s.foreign || j.table.foreign()
-		if reason := j.giveUp(failure, timeouts{stream: s.id}, charged); reason != "" && pg == nil {
+		reason, err := j.giveUp(failure, suspect{stream: s.id}, charged, func(literal string) (*pgconn.PgError, error) {
+			_, failure, err := j.matchAlone(ctx, s, literal)
+			return failure, err
+		})
+		if err != nil {
+			return err
+		}
+		if reason != "" && pg == nil {
 			j.broken[s] = reason
 		}
 	}
@@ -288,6 +338,16 @@ func (j *judge) matchAlone(ctx context.Context, s *stream, literal string) (yes 
 // showAlone asks for the image of one row and returns why there is none, if so. Whether that matters, its predicates may
 // still say.
 func (j *judge) showAlone(ctx context.Context, q *question) (*pgconn.PgError, error) {
+		j.ruined, err = j.giveUp(pg, suspect{table: j.table.oid}, j.table.foreign(), func(literal string) (*pgconn.PgError, error) {
+			_, err := j.rows(ctx, []string{literal}, nil, true)
+			if failure := raised(err); failure != nil {
+				return failure, nil
+			}
+			return nil, err
+		})
+		if err != nil {
+			return nil, err
+		}
 	if q.shown() {
 		return nil, nil
 	}
@@ -295,11 +355,10 @@ func (j *judge) showAlone(ctx context.Context, q *question) (*pgconn.PgError, er
 	pg := raised(err)
 	switch {
 	case err == nil:
-		q.answer.take(answers[0], nil)
+		q.answer.take(answers[0], nil, true)
 	case pg == nil:
 		return nil, err
 	default:
-		j.ruined = j.giveUp(pg, timeouts{table: j.table.oid}, j.table.foreign())
 		q.answer.failed = pg
 		if pg.Code == codeLimitExceeded {
 			sized := *pg
@@ -319,26 +378,37 @@ func (t *table) foreign() bool {
 const firstUserOID = 16384
 
 // giveUp says why an error is not only one of a row, or nothing. Time is counted if it is charged: PostgreSQL's own code takes its time
-// over a large row, or on a busy machine, and neither is anybody's fault.
-func (j *judge) giveUp(pg *pgconn.PgError, of timeouts, charged bool) string {
+// over a large row, or on a busy machine, and neither is anybody's fault. An error that looks like one of a definition may come from
+// values all the same (NaN that is to become an integer, a text that is no tsquery), so again asks about a row of NULLs.
+func (j *judge) giveUp(pg *pgconn.PgError, of suspect, charged bool, again func(literal string) (*pgconn.PgError, error)) (string, error) {
 	if blame(pg) == definition {
-		return publicReason(pg)
+		if _, known := j.sound[of]; !known {
+			failure, err := again(rowLiteral(make([]koldproxy.Datum, len(j.table.columns))))
+			if err != nil {
+				return "", err
+			}
+			j.sound[of] = failure == nil || blame(failure) != definition
+		}
+		if j.sound[of] {
+			return "", nil
+		}
+		return publicReason(pg), nil
 	}
 	if pg.Code != codeCanceled || !charged {
-		return ""
+		return "", nil
 	}
 	now := time.Now()
 	recent := slices.DeleteFunc(append(j.target.timeouts[of], now), func(at time.Time) bool { return now.Sub(at) > evalMemory*j.target.cfg.EvalTimeout })
 	j.target.timeouts[of] = recent
 	if len(recent) < evalTimeouts {
-		return ""
+		return "", nil
 	}
 	delete(j.target.timeouts, of)
-	return fmt.Sprintf("evaluating a single row has taken longer than %v, %d times", j.target.cfg.EvalTimeout, evalTimeouts)
+	return fmt.Sprintf("evaluating a single row has taken longer than %v, %d times", j.target.cfg.EvalTimeout, evalTimeouts), nil
 }
 
-// timeouts names who is to blame for time: a stream, or a table by its OID.
-type timeouts struct {
+// suspect is what may be to blame for more than one row: a stream, or a table by its OID.
+type suspect struct {
 	stream int64
 	table  uint32
 }
@@ -437,8 +507,8 @@ func pause(ctx context.Context) error {
 }
 
 // take notes an answer about some streams.
-func (q *judged) take(e evaluated, streams []int) {
-	if q.image == nil {
+func (q *judged) take(e evaluated, streams []int, image bool) {
+	if image && q.image == nil {
 		q.image = &e.image
 	}
 	for i, s := range streams {

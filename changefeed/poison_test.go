@@ -131,3 +131,26 @@ func TestSeedWaitsForALockedRow(t *testing.T) {
 	h.fence()
 	h.expect(`SELECT count(*) FROM koldstore.u__cl`, "10")
 }
+
+// Values raise errors of the kinds that definitions raise: what is to blame is whatever cannot be judged, not the stream.
+func TestValuesThatLookLikeBrokenDefinitions(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(`CREATE TABLE t (id int PRIMARY KEY, n numeric, s text, a int[])`,
+		`CREATE FUNCTION moody(text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN IF $1 = 'bad' THEN PERFORM no_such_thing(); END IF; RETURN true; END $$`)
+	h.stream("cast", "t", "n::int = 1")
+	h.stream("query", "t", "'cat'::tsvector @@ s::tsquery")
+	h.stream("path", "t", "(s::jsonpath)::text = '$'")
+	h.stream("position", "t", "array_position(a, 1) = 1")
+	h.stream("moody", "t", "moody(s)")
+	h.exec(`INSERT INTO t VALUES (1, 'NaN', 'cat', '{1}'), (2, 1, 'bad', '{1}'), (3, 1, 'cat', '{{1}}'), (4, 1, 'cat &', '{1}'), (5, 1, '$', '{1}')`)
+	h.fence()
+	h.events("cast", "put 2", "put 3", "put 4", "put 5")
+	h.events("query", "put 1", "put 3")
+	h.events("path", "put 5")
+	h.events("position", "put 1", "put 2", "put 4", "put 5")
+	h.events("moody", "put 1", "put 3", "put 4", "put 5")
+	h.expect(`SELECT s.name, s.state, u.events_lost, array_agg(DISTINCT q.sqlstate) FROM koldstore.stream s JOIN koldstore.stream_status u USING (stream_id)
+		JOIN koldstore.quarantine q USING (stream_id) GROUP BY 1, 2, 3 ORDER BY 1`,
+		"cast active 1 {0A000}", "moody active 1 {42883}", "path active 4 {42601}", "position active 1 {0A000}", "query active 1 {42601}")
+}

@@ -33,7 +33,7 @@ type Target struct {
 	forgetLater bool // the catalog is outdated once the transaction has committed
 
 	eval     *evalSession
-	timeouts map[timeouts][]time.Time // when code of a stream or table took too long
+	timeouts map[suspect][]time.Time // when code of a stream or table took too long
 
 	isStandby bool // the server counts the applier as a synchronous standby
 }
@@ -54,7 +54,7 @@ func NewTarget(cfg Config, log zerolog.Logger, metrics *Metrics) (*Target, error
 		return nil, err
 	}
 	t := &Target{
-		cfg: cfg, log: log.With().Str("db", cfg.Database).Logger(), metrics: metrics, eval: eval, timeouts: make(map[timeouts][]time.Time),
+		cfg: cfg, log: log.With().Str("db", cfg.Database).Logger(), metrics: metrics, eval: eval, timeouts: make(map[suspect][]time.Time),
 		cold: newColdReader(cfg.Cold, cfg.Wake), naps: make(map[worker]nap),
 	}
 	t.Reset()

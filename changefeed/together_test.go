@@ -36,3 +36,29 @@ func TestPredicatesAreJudgedTogether(t *testing.T) {
 	h.events("n3")
 	h.events("n61", "put 61", "put 61", "put 61")
 }
+
+// Whatever raises for some rows, for all of them, or has none of its rows shown, costs nobody else an event.
+func TestOneBadPredicateAmongMany(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(`CREATE TABLE t (id int PRIMARY KEY, v int, j json)`)
+	h.stopApplier() // one batch
+	predicates := []string{"1 / (v - 7) <> 5", "v / 0 = 1", "true", "sqrt(v - 30) >= 0", "j IS NULL"}
+	for i := range 5 {
+		predicates = append(predicates, fmt.Sprintf("v %% 5 = %d", i))
+	}
+	for i, predicate := range predicates {
+		h.stream(fmt.Sprintf("s%d", i), "t", predicate)
+	}
+	h.exec(`INSERT INTO t SELECT i, i % 60, CASE WHEN i % 20 = 0 THEN '"\u0000"'::json END FROM generate_series(1, 60) i`)
+	h.startApplier()
+	h.fence()
+	for i, predicate := range predicates {
+		if judged := map[int]string{0: "v <> 7", 1: "false", 3: "v >= 30"}[i]; judged != "" { // the rows for which it does not raise
+			predicate = judged
+		}
+		h.events(fmt.Sprintf("s%d", i), h.rows(`SELECT 'put ' || id FROM t WHERE j IS NULL AND (`+predicate+`) ORDER BY id`)...)
+	}
+	h.expect(`SELECT s.name, s.state, u.events_lost FROM koldstore.stream s JOIN koldstore.stream_status u USING (stream_id) WHERE s.name IN ('s0', 's1', 's2', 's3', 's4') ORDER BY 1`,
+		"s0 active 4", "s1 active 60", "s2 active 3", "s3 active 31", "s4 active 0")
+}
