@@ -198,12 +198,12 @@ func (j *judge) ask(ctx context.Context, questions []question) error {
 
 // askTogether answers questions in one statement; if it fails, in smaller ones, until the rows that are to blame are alone.
 func (j *judge) askTogether(ctx context.Context, questions []question) error {
-	if j.ruined != "" {
-		return nil
-	}
 	var streams []int
-	for i, s := range j.table.streams {
-		wanted := slices.ContainsFunc(questions, func(q question) bool { return q.asked(i) })
+	for i := range j.table.streams {
+		if slices.ContainsFunc(questions, func(q question) bool { return q.asked(i) }) {
+			streams = append(streams, i)
+		}
+	}
 	return j.askAbout(ctx, questions, streams, slices.ContainsFunc(questions, func(q question) bool { return !q.shown() }))
 }
 
@@ -214,23 +214,23 @@ func (j *judge) askAbout(ctx context.Context, questions []question, streams []in
 	if j.ruined != "" || len(questions) == 0 || !images && len(streams) == 0 {
 		return nil
 	}
-		if _, broken := j.broken[s]; wanted && !broken {
-			streams = append(streams, i)
-		}
-	}
 	literals := make([]string, len(questions))
 	for i := range questions {
 		literals[i] = questions[i].literal
-	}
-	images := slices.ContainsFunc(questions, func(q question) bool { return !q.shown() })
-	if !images && len(streams) == 0 {
-		return nil
 	}
 	answers, err := j.rows(ctx, literals, streams, images)
 	if err == nil {
 		for i := range answers {
 			questions[i].answer.take(answers[i], streams, images)
 		}
+		return nil
+	}
+	pg := raised(err)
+	switch {
+	case pg == nil:
+		return err
+	case !j.last && blame(pg) == definition:
+		return errStale
 	case pg.Code == codeCanceled: // each step down costs the whole timeout
 		return j.askParts(ctx, questions, streams, images, 32)
 	case images && len(streams) > 0:
@@ -244,23 +244,23 @@ func (j *judge) askAbout(ctx context.Context, questions []question, streams []in
 			return err
 		}
 		return j.askAbout(ctx, questions, streams[half:], false)
-		return nil
+	}
 	return j.askParts(ctx, questions, streams, images, 2)
 }
 
 // askParts asks about parts of the questions, or about the only one alone.
 func (j *judge) askParts(ctx context.Context, questions []question, streams []int, images bool, parts int) error {
-	}
-	pg := raised(err)
-	switch {
-	case pg == nil:
-		return err
-	case !j.last && blame(pg) == definition:
-		return errStale
-	}
 	if len(questions) == 1 {
 		return j.askAlone(ctx, &questions[0], streams)
 	}
+	for part := range slices.Chunk(questions, (len(questions)+parts-1)/parts) {
+		if err := j.askAbout(ctx, part, streams, images); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // askShown asks about rows for whose images was asked before. Those that have none may not even be rows, for any of the streams.
 func (j *judge) askShown(ctx context.Context, questions []question, streams []int) error {
 	var shown []question
@@ -272,18 +272,6 @@ func (j *judge) askShown(ctx context.Context, questions []question, streams []in
 		}
 	}
 	return j.askAbout(ctx, shown, streams, false)
-}
-
-	parts := 2
-	if pg.Code == codeCanceled {
-		parts = 32 // each step down costs the whole timeout
-	}
-	for part := range slices.Chunk(questions, (len(questions)+parts-1)/parts) {
-		if err := j.askAbout(ctx, part, streams, images); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // askAlone finds out what is wrong with one row: the row itself, or one of the predicates about it.
@@ -338,18 +326,8 @@ func (j *judge) matchAlone(ctx context.Context, s *stream, literal string) (yes 
 // showAlone asks for the image of one row and returns why there is none, if so. Whether that matters, its predicates may
 // still say.
 func (j *judge) showAlone(ctx context.Context, q *question) (*pgconn.PgError, error) {
-		j.ruined, err = j.giveUp(pg, suspect{table: j.table.oid}, j.table.foreign(), func(literal string) (*pgconn.PgError, error) {
-			_, err := j.rows(ctx, []string{literal}, nil, true)
-			if failure := raised(err); failure != nil {
-				return failure, nil
-			}
-			return nil, err
-		})
-		if err != nil {
-			return nil, err
-		}
-	if q.shown() {
-		return nil, nil
+	if q.shown() || q.answer.failed != nil {
+		return q.answer.failed, nil
 	}
 	answers, err := j.rows(ctx, []string{q.literal}, nil, true)
 	pg := raised(err)
@@ -360,6 +338,16 @@ func (j *judge) showAlone(ctx context.Context, q *question) (*pgconn.PgError, er
 		return nil, err
 	default:
 		q.answer.failed = pg
+		j.ruined, err = j.giveUp(pg, suspect{table: j.table.oid}, j.table.foreign(), func(literal string) (*pgconn.PgError, error) {
+			_, err := j.rows(ctx, []string{literal}, nil, true)
+			if failure := raised(err); failure != nil {
+				return failure, nil
+			}
+			return nil, err
+		})
+		if err != nil {
+			return nil, err
+		}
 		if pg.Code == codeLimitExceeded {
 			sized := *pg
 			sized.Message = fmt.Sprintf("%s (the row has %d bytes)", pg.Message, len(q.literal))
