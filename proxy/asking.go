@@ -3,7 +3,6 @@ package proxy
 import (
 	"bytes"
 	"context"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -104,14 +103,14 @@ func (d *databaseNames) collect() {
 }
 
 // created has the names asked for again soon. Until then all sessions know what can be used by them.
-func (d *databaseNames) created(list []creation) {
+func (d *databaseNames) created(list []rewrite.Creation) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.outdated = true
 	before := len(d.news)
 	for _, c := range list {
-		if c.lasting && len(d.news) < maxLearned {
-			d.news = append(d.news, newName{c.name, time.Now()})
+		if isLasting(c) && len(d.news) < maxLearned {
+			d.news = append(d.news, newName{c.Name, time.Now()})
 		}
 	}
 	if len(d.news) > before {
@@ -119,43 +118,58 @@ func (d *databaseNames) created(list []creation) {
 	}
 }
 
-// nameSet finds names in a text; nil has none. Those of catalogs are immutable once in use.
-type nameSet map[byte][]nameOf
+// isLasting says whether the name of a creation is worth the attention of other sessions: it outlives this one, and the text
+// begins with it, so that the tag says that it is there. Who may not create anything cannot draw it.
+func isLasting(c rewrite.Creation) bool { return c.First && !c.Temporary }
 
-// nameOf is a name in lower case. One that is a keyword counts only where it must be a name: in quotes, or behind a dot. Who
-// creates something called "select" is not to slow down every query.
+// nameSet finds names in a text. Its zero value has none. Those of catalogs are immutable once in use.
+type nameSet struct {
+	beginning map[byte][]nameOf // by their first byte
+	foreign   bool              // one has characters that another encoding spells otherwise
+}
+
+// nameOf is a name as a text spells it. One that is a keyword counts only where it must be a name: in quotes, or
+// behind a dot. Who creates something called "select" is not to slow down every query.
 type nameOf struct {
 	name    string
 	keyword bool
 }
 
-func (s nameSet) add(name string) {
-	if name = strings.ToLower(name); name != "" {
-		s[name[0]] = append(s[name[0]], nameOf{name, rewrite.IsKeyword(name)})
+func (s *nameSet) add(name string) {
+	if name == "" {
+		return
 	}
+	if s.beginning == nil {
+		s.beginning = map[byte][]nameOf{}
+	}
+	first, spelled := lowerASCII(name[0]), strings.ReplaceAll(name, `"`, `""`)
+	s.beginning[first] = append(s.beginning[first], nameOf{spelled, rewrite.IsKeyword(strings.ToLower(name))})
+	s.foreign = s.foreign || strings.IndexFunc(name, func(r rune) bool { return r >= 0x80 }) >= 0
 }
 
 // in says whether one of the names stands in a text, whatever its case and whatever it means there: taking a literal for a
-// name costs a little time.
-func (s nameSet) in(text []byte) bool {
-	if len(s) == 0 {
+// name costs a little time. Where characters are spelled otherwise than in UTF-8, those that are not ASCII may be a name.
+func (s *nameSet) in(text []byte, encoding string) bool {
+	if len(s.beginning) == 0 {
 		return false
 	}
 	var first [256]bool
-	for c := range s {
+	for c := range s.beginning {
 		first[c] = true
 		if c >= 'a' && c <= 'z' {
 			first[c-'a'+'A'] = true
 		}
 	}
+	unsure := s.foreign && encoding != "" && encoding != "UTF8" && encoding != "UNICODE"
 	for i, c := range text {
+		if unsure && c >= 0x80 {
+			return true
+		}
 		if !first[c] || i > 0 && isNameByte(text[i-1]) {
 			continue
 		}
-		if c >= 'A' && c <= 'Z' {
-			c |= 0x20
-		}
-		for _, n := range s[c] {
+		c = lowerASCII(c)
+		for _, n := range s.beginning[c] {
 			end := i + len(n.name)
 			if end <= len(text) && (end == len(text) || !isNameByte(text[end])) && strings.EqualFold(string(text[i:end]), n.name) &&
 				(!n.keyword || isNamePlace(text[:i])) {
@@ -164,6 +178,13 @@ func (s nameSet) in(text []byte) bool {
 		}
 	}
 	return false
+}
+
+func lowerASCII(c byte) byte {
+	if c >= 'A' && c <= 'Z' {
+		c |= 0x20
+	}
+	return c
 }
 
 // isNamePlace says whether what follows a text cannot be a keyword.
@@ -175,23 +196,6 @@ func isNamePlace(before []byte) bool {
 func isNameByte(c byte) bool {
 	return c == '_' || c == '$' || c >= 0x80 || c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'z'
 }
-
-// creating finds the names of what a text creates that may hide a call.
-var creating = regexp.MustCompile(`(?is)\bcreate` + gap + `+(?:or` + gap + `+replace` + gap + `+)?((?:(?:temp|temporary|recursive|materialized)` + gap + `+)*)` +
-	`(?:view|function|procedure|(?:constraint` + gap + `+)?trigger\b[^;]*?\bon)` + gap + `+(?:if` + gap + `+not` + gap + `+exists` + gap + `+)?` +
-	`(?:(` + namePattern + `)` + gap + `*\.` + gap + `*)?(` + namePattern + `)`)
-
-var onlyGap = regexp.MustCompile(`(?s)^` + gap + `*$`)
-
-// creation is something created that may hide a call.
-type creation struct {
-	name string
-	// lasting says that the text begins with its creation, and that it outlives the session. Only such names are worth the
-	// attention of other sessions: who may not create anything cannot draw it.
-	lasting bool
-}
-
-const namePattern = `(?:"(?:[^"]|"")+"|[\w$\x{80}-\x{10ffff}]+)`
 
 // demandNames are the names of a database; nil when there is nobody who knows any. A session asks once, since it needs them
 // for every statement.
@@ -234,7 +238,8 @@ func (s *session) asks(sql []byte) bool {
 		return false
 	}
 	s.mu.Lock()
-	own := s.tracker.created.in(sql)
+	encoding := s.tracker.clientEncoding
+	own := s.tracker.created.in(sql, encoding)
 	s.mu.Unlock()
 	set, stale := d.current(time.Now())
 	if stale {
@@ -245,36 +250,14 @@ func (s *session) asks(sql []byte) bool {
 			s.renewNames(ctx, d)
 		})
 	}
-	return own || set.in(sql)
-}
-
-// creationsIn finds what a text creates that may hide a call.
-func creationsIn(sql string) (list []creation) {
-	group := func(m []int, n int) string {
-		if m[2*n] < 0 {
-			return ""
-		}
-		return sql[m[2*n]:m[2*n+1]]
-	}
-	for i, m := range creating.FindAllStringSubmatchIndex(sql, -1) {
-		name := group(m, 3)
-		if name[0] == '"' {
-			name = strings.ReplaceAll(name[1:len(name)-1], `""`, `"`)
-		}
-		temporary := strings.Contains(strings.ToLower(group(m, 1)), "temp") || strings.EqualFold(strings.Trim(group(m, 2), `"`), "pg_temp")
-		list = append(list, creation{name, i == 0 && !temporary && onlyGap.MatchString(sql[:m[0]])})
-	}
-	return list
+	return own || set.in(sql, encoding)
 }
 
 // learn adds what was created to the names of the session, for its statements that come before the catalog is asked again.
-func (t *tracker) learn(list []creation) {
-	if t.created == nil {
-		t.created = nameSet{}
-	}
+func (t *tracker) learn(list []rewrite.Creation) {
 	for _, c := range list {
 		if t.learned++; t.learned <= maxLearned {
-			t.created.add(c.name)
+			t.created.add(c.Name)
 		}
 	}
 	if t.onCreate != nil {

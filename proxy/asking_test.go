@@ -32,11 +32,12 @@ func held(t *testing.T, conn *pgx.Conn) bool {
 // Nobody can have the statements of others held: neither by literals nor by names that are keywords.
 func TestNamesThatLeadToADemand(t *testing.T) {
 	t.Parallel()
-	f := &namingFulfiller{names: []string{"insert", "Returning", "feed"}}
+	f := &namingFulfiller{names: []string{"insert", "Returning", "feed", "größe"}}
 	p := startProxy(t, func(_ *Config, d *Deps) { d.Fulfiller = f })
 	direct := p.cluster.TestDatabase(t)
 	p.prepare(t, direct, standIn+`CREATE TABLE t (i int); CREATE FUNCTION feed() RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FROM koldstore.changes_since(1)';
-		CREATE FUNCTION "insert"() RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FROM koldstore.changes_since(1)'`)
+		CREATE FUNCTION "insert"() RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FROM koldstore.changes_since(1)';
+		CREATE FUNCTION "größe"() RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FROM koldstore.changes_since(1)'`)
 	one, other := connect(t, p.dsn(t, direct)), connect(t, p.dsn(t, direct))
 	if held(t, other) {
 		t.Error("a keyword is taken for a name")
@@ -58,13 +59,18 @@ func TestNamesThatLeadToADemand(t *testing.T) {
 	}
 	mustExec(t, one, "CREATE VIEW v AS SELECT * FROM koldstore.changes_since(1); CREATE FUNCTION count_v() RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FROM v /* changes_since */'")
 	mustExec(t, one, "/* for all */ CREATE VIEW everybodys AS SELECT * FROM v")
+	mustExec(t, one, "ALTER VIEW everybodys RENAME TO all_of_it")
 	for sql, conn := range map[string]*pgx.Conn{
-		"SELECT count(*) FROM everybodys": other, "SELECT count(*) FROM v": one, "SELECT count_v()": one, "SELECT feed()": other, `SELECT "insert"()`: other, "SELECT public . insert()": other,
+		"SELECT count(*) FROM all_of_it": other, "SELECT count(*) FROM v": one, "SELECT count_v()": one, "SELECT feed()": other, `SELECT "insert"()`: other, "SELECT public . insert()": other,
 	} {
 		var n int
 		if err := conn.QueryRow(within(t), sql, pgx.QueryExecModeSimpleProtocol).Scan(&n); err != nil || n != 2 {
 			t.Errorf("%s: %d, %v", sql, n, err)
 		}
+	}
+	mustExec(t, other, "SET client_encoding TO latin1")
+	if _, err := other.PgConn().Exec(within(t), "SELECT gr\xf6\xdfe()").ReadAll(); err != nil {
+		t.Errorf("in another encoding: %v", err)
 	}
 }
 

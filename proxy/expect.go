@@ -15,12 +15,12 @@ type text struct {
 	refusalAt  int // where PostgreSQL's syntax error points that refusal replaces
 
 	mayDemand  bool
-	ownWay     bool       // it may do what no error takes back
-	alone      bool       // outside of a transaction block it may commit before it fails
-	noPoint    bool       // it must not run behind a savepoint
-	noQuery    bool       // no query must run in front of it in its transaction
-	cursor     string     // the cursor that it declares, as it is written
-	creates    []creation // what it creates that may hide a call
+	ownWay     bool               // it may do what no error takes back
+	alone      bool               // outside of a transaction block it may commit before it fails
+	noPoint    bool               // it must not run behind a savepoint
+	noQuery    bool               // no query must run in front of it in its transaction
+	cursor     string             // the cursor that it declares, as it is written
+	creates    []rewrite.Creation // what it creates that may hide a call
 	savepoints rewrite.Savepoints
 	stats      bool // it reads koldstore.stream_stats when it is executed
 
@@ -96,9 +96,9 @@ type tracker struct {
 	answered        bool // the server has said something that is part of an answer
 	lasts           bool // something was done that an error behind it may not take back
 
-	created  nameSet          // what the session has created that may hide a call
-	learned  int              // how much that was
-	onCreate func([]creation) // is told of it; may be nil
+	created  nameSet                  // what the session has created that may hide a call
+	learned  int                      // how much that was
+	onCreate func([]rewrite.Creation) // is told of it; may be nil
 
 	watchful   bool // demands that reach the client are noticed
 	suspicious bool // one has: any statement of this session may demand

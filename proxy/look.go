@@ -160,9 +160,7 @@ func (t *text) classify(sql string, options rewrite.Options) {
 	}
 	t.mayDemand = true
 	t.savepoints = outline.Savepoints
-	if outline.Creates {
-		t.creates = creationsIn(sql)
-	}
+	t.creates = outline.Creations
 	t.noPoint, t.noQuery = isolates.MatchString(sql), foremost.MatchString(sql)
 	t.ownWay = !ok || lasting.MatchString(sql)
 }

@@ -185,9 +185,9 @@ func (t *tracker) completed(e *entry, typ byte, body []byte) {
 	t.queue.pop()
 }
 
-// isCreation says whether a statement with this tag has created something. That of CREATE MATERIALIZED VIEW is SELECT.
+// isCreation says whether a statement with this tag has created or changed something. That of CREATE MATERIALIZED VIEW is SELECT.
 func isCreation(tag string) bool {
-	return strings.HasPrefix(tag, "CREATE ") || strings.HasPrefix(tag, "SELECT")
+	return strings.HasPrefix(tag, "CREATE ") || strings.HasPrefix(tag, "ALTER ") || strings.HasPrefix(tag, "SELECT")
 }
 
 // undone are the beginnings of the tags of those statements that an error behind them takes back, whatever they were, as long

@@ -269,31 +269,40 @@ func TestClassify(t *testing.T) {
 	}
 }
 
-func TestNamesThatATextCreates(t *testing.T) {
+func TestNamesInATextAreFound(t *testing.T) {
 	t.Parallel()
-	for sql, want := range map[string][]creation{
-		"CREATE VIEW v AS SELECT":                                              {{"v", true}},
-		"create or replace  view\n s.v (a, b) as":                              {{"v", true}},
-		`CREATE TEMP VIEW "a ""b" AS`:                                          {{`a "b`, false}},
-		"CREATE VIEW pg_temp.v AS":                                             {{"v", false}},
-		"CREATE MATERIALIZED VIEW IF NOT EXISTS s . mv AS":                     {{"mv", true}},
-		"/* c */ CREATE OR REPLACE FUNCTION s.f(x int)":                        {{"f", true}},
-		"CREATE PROCEDURE p(); CREATE VIEW w AS":                               {{"p", true}, {"w", false}},
-		"CREATE TABLE t AS SELECT 'create view v as'":                          {{"v", false}},
-		"CREATE TRIGGER t AFTER INSERT OR UPDATE OF x ON app.tab FOR EACH ROW": {{"tab", true}},
-		"CREATE RECURSIVE VIEW é (n) AS":                                       {{"é", true}},
-		"CREATE TABLE x":                                                       nil,
+	set := nameSet{}
+	for _, name := range []string{"feed v", "f", "Größe", "İx", `a "b`, "select"} {
+		set.add(name)
+	}
+	for _, c := range []struct {
+		text, encoding string
+		want           bool
+	}{
+		{`SELECT * FROM "Feed v"`, "UTF8", true},
+		{"select F(1)", "UTF8", true},
+		{"f", "", true},
+		{"feed", "UTF8", false},
+		{"ff f_", "UTF8", false},
+		{"éf", "UTF8", false},
+		{"xf.f", "UTF8", true},
+		{"", "UTF8", false},
+		{"SELECT 1", "UTF8", false},
+		{`SELECT "select"(1)`, "UTF8", true},
+		{"TABLE GRÖSSE", "UTF8", false},
+		{"TABLE GRÖßE", "UTF8", true},
+		{`TABLE "İx"`, "UTF8", true},
+		{`TABLE "a ""b"`, "UTF8", true},
+		{"TABLE gr\xf6\xdfe", "UTF8", false},
+		{"TABLE gr\xf6\xdfe", "LATIN1", true},
+		{"TABLE \x83\x5c", "SJIS", true}, // whatever that is
+		{"TABLE feet", "LATIN1", false},
 	} {
-		if got := creationsIn(sql); !slices.Equal(got, want) {
-			t.Errorf("%s: %v", sql, got)
+		if set.in([]byte(c.text), c.encoding) != c.want {
+			t.Errorf("%q in %s: %t", c.text, c.encoding, !c.want)
 		}
 	}
-	set := nameSet{}
-	set.add("feed v")
-	set.add("f")
-	for text, want := range map[string]bool{`SELECT * FROM "Feed v"`: true, "select F(1)": true, "f": true, "feed": false, "ff f_": false, "éf": false, "xf.f": true, "": false} {
-		if set.in([]byte(text)) != want {
-			t.Errorf("%q: %t", text, !want)
-		}
+	if none := (nameSet{}); none.in([]byte("TABLE \xe9"), "LATIN1") {
+		t.Error("a name is found that nobody has")
 	}
 }

@@ -12,8 +12,8 @@ type Outline struct {
 	Cursor string
 	// Schema and Procedure name what the first of them calls if it is a CALL; Schema is empty when none is given.
 	Schema, Procedure string
-	// Creates says that one of them begins with CREATE.
-	Creates bool
+	// Creations is what they create that may hide a call.
+	Creations []Creation
 	// Savepoints is what they do to those of a transaction block.
 	Savepoints Savepoints
 }
@@ -38,10 +38,9 @@ func OutlineOf(sql string, opts Options) (o Outline, ok bool) {
 	if len(statements) == 0 {
 		return o, true
 	}
+	src.sql = sql // names as they are
 	o.Savepoints = src.savepoints(statements)
-	for _, st := range statements {
-		o.Creates = o.Creates || src.is(st.from, tCreate)
-	}
+	o.Creations = src.creations(statements)
 	first := statements[0].from
 	if src.tokens[first].keyword == kNone {
 		return o, true
