@@ -21,7 +21,8 @@ var update = flag.Bool("update", false, "rewrite the expected answers in testdat
 // Files in testdata/wire hold conversations. Lines:
 //
 //	# comment
-//	case name [proxy]     a conversation in a database of its own; "proxy" means that PostgreSQL alone cannot have it
+//	case name [proxy]     a conversation in a database of its own; "proxy" means that PostgreSQL alone cannot have it;
+//	                      [proxy, before 18] that PostgreSQL itself answers otherwise from that version on
 //	setup SQL             run directly beforehand
 //	> message             sent with the next wait
 //	wait Z                send, then read until a message of that type; Z*3: until the third
@@ -30,9 +31,10 @@ var update = flag.Bool("update", false, "rewrite the expected answers in testdat
 // Messages are in the notation of parseMessage, answers in that of showMessage. Each case runs against PostgreSQL and
 // through the proxy, with what is sent cut into pieces of several sizes, and has to give the same answers.
 type wireCase struct {
-	name  string
-	proxy bool
-	setup []string
+	name   string
+	proxy  bool
+	before int // major version of PostgreSQL from which on it is not held; 0 for never
+	setup  []string
 	steps []wireStep
 	line  int
 }
@@ -63,8 +65,8 @@ func readWireFile(t *testing.T, path string) *wireFile {
 		word, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
 		switch word {
 		case "case":
-			name, ok := strings.CutSuffix(rest, " [proxy]")
-			c = &wireCase{name: name, proxy: ok, line: i + 1}
+			c = parseCase(t, rest)
+			c.line = i + 1
 			file.cases = append(file.cases, c)
 		case "<":
 			last := &c.steps[len(c.steps)-1]
@@ -92,6 +94,31 @@ func readWireFile(t *testing.T, path string) *wireFile {
 		}
 	}
 	return file
+}
+
+// parseCase reads "name [proxy, before 18]".
+func parseCase(t *testing.T, s string) *wireCase {
+	t.Helper()
+	name, flags, _ := strings.Cut(s, " [")
+	c := &wireCase{name: name}
+	if flags == "" {
+		return c
+	}
+	for _, flag := range strings.Split(strings.TrimSuffix(flags, "]"), ", ") {
+		version, ok := strings.CutPrefix(flag, "before ")
+		switch {
+		case flag == "proxy":
+			c.proxy = true
+		case ok:
+			var err error
+			if c.before, err = strconv.Atoi(version); err != nil {
+				t.Fatalf("%s: %v", s, err)
+			}
+		default:
+			t.Fatalf("%s: what is %q?", s, flag)
+		}
+	}
+	return c
 }
 
 func (f *wireFile) write(t *testing.T, path string) {
@@ -325,7 +352,11 @@ func TestWire(t *testing.T) {
 			p.chunkedUpstream(t)
 			file := readWireFile(t, path)
 			shared := p.cluster.TestDatabase(t)
+			major := p.cluster.Major
 			for _, c := range file.cases {
+				if c.before > 0 && major >= c.before {
+					continue
+				}
 				t.Run(c.name, func(t *testing.T) { c.run(t, p, shared) })
 			}
 			if *update {
