@@ -35,7 +35,7 @@ type table struct {
 	// equal and above are the operators = and > of the key's columns, as the primary key's index knows them. Others may
 	// be found through a search path, or be better matches for the types at hand.
 	equal, above []string
-	painter      *painter          // nil if only the server can make images of its rows
+	painter      painter           // nil if only the server can make images of its rows
 	queries      map[string]string // see judge.evaluate
 	mirror       *mirror           // nil if the table is not managed
 	streams      []*stream

@@ -1,6 +1,8 @@
 package changefeed
 
 import (
+	"cmp"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -41,46 +43,59 @@ var renderers = map[uint32]renderer{
 	pgtype.TimestamptzArrayOID: renderArray(renderTimestamptz),
 }
 
-// painter makes images of the rows of one table.
-type painter struct {
-	names   []string // the columns' names as JSON, with the colon
-	renders []renderer
+// painter makes images of the rows of one table. Members are in the order in which jsonb keeps them, so that the server finds them
+// sorted.
+type painter []member
+
+// member is a column in an image.
+type member struct {
+	name   string // as JSON, with the colon
+	column int    // position in rows
+	render renderer
 }
 
 // newPainter returns nil if a column is of a type that only the server knows.
-func newPainter(tab *table) *painter {
-	p := &painter{}
+func newPainter(tab *table) painter {
+	p := make(painter, len(tab.columns))
 	for i := range tab.columns {
 		a := tab.column(i)
 		render := renderers[a.typeOID]
 		if render == nil || a.generated {
 			return nil
 		}
-		p.names = append(p.names, string(renderString(nil, a.name))+": ")
-		p.renders = append(p.renders, render)
+		p[i] = member{string(renderString(nil, a.name)) + ":", i, render}
 	}
+	slices.SortFunc(p, func(a, b member) int { return compareMembers(tab.column(a.column).name, tab.column(b.column).name) })
 	return p
 }
 
+// compareMembers orders names as jsonb does (lengthCompareJsonbString in utils/adt/jsonb_util.c).
+func compareMembers(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) }
+
 // image is a row, in the order of the table's columns, as a JSON object.
-func (p *painter) image(row []koldproxy.Datum) string {
+func (p painter) image(row []koldproxy.Datum) string {
 	n := 2
-	for i := range row {
-		n += len(p.names[i]) + len(row[i].Text) + 4
+	for i := range p {
+		n += len(p[i].name) + len(row[i].Text) + 3
 	}
-	b := append(make([]byte, 0, n), '{')
-	for i := range row {
+	return string(p.append(make([]byte, 0, n), row))
+}
+
+// append appends the image of a row.
+func (p painter) append(b []byte, row []koldproxy.Datum) []byte {
+	b = append(b, '{')
+	for i := range p {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = append(b, p.names[i]...)
-		if row[i].Kind == koldproxy.DatumText {
-			b = p.renders[i](b, row[i].Text)
+		b = append(b, p[i].name...)
+		if value := &row[p[i].column]; value.Kind == koldproxy.DatumText {
+			b = p[i].render(b, value.Text)
 		} else {
 			b = append(b, "null"...)
 		}
 	}
-	return string(append(b, '}'))
+	return append(b, '}')
 }
 
 // keyImage is a row with nothing but its primary key as a JSON object; nil if only the server can make it.

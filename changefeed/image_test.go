@@ -3,9 +3,12 @@ package changefeed
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/koldproxy/koldproxy"
 	"github.com/koldproxy/koldproxy/internal/localpg"
@@ -88,6 +91,26 @@ func TestImagesAreWhatTheServerSays(t *testing.T) {
 		if !seen[oid] {
 			t.Errorf("nothing of type %d was tried", oid)
 		}
+	}
+}
+
+// TestImagesAreSorted wants the members of an image where jsonb has them: that is worth a quarter of what a wide row costs the server.
+func TestImagesAreSorted(t *testing.T) {
+	t.Parallel()
+	tab := &table{}
+	for i, name := range []string{"id", "c10", "c9", "Z", "a", "é", "ab", "aé", "c1", `q"`, "c 1", "ÿz"} {
+		tab.attributes = append(tab.attributes, attribute{name: name, typeOID: pgtype.Int4OID})
+		tab.columns = append(tab.columns, i)
+	}
+	row := make([]koldproxy.Datum, len(tab.columns))
+	for i := range row {
+		row[i] = koldproxy.Datum{Kind: koldproxy.DatumText, Text: strconv.Itoa(i)}
+	}
+	var painted, stored []int
+	err := settledConn(t).QueryRow(t.Context(), `SELECT array(SELECT value::int FROM json_each_text($1::text::json)), array(SELECT value::int FROM jsonb_each_text($1::text::jsonb))`,
+		newPainter(tab).image(row)).Scan(&painted, &stored)
+	if err != nil || !slices.Equal(painted, stored) || len(stored) != len(row) {
+		t.Errorf("columns are painted in the order %v, jsonb has %v (%v)", painted, stored, err)
 	}
 }
 

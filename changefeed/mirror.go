@@ -1,6 +1,7 @@
 package changefeed
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -33,10 +34,8 @@ INSERT INTO %[2]s (%[3]s, seq, op, row_image) SELECT %[3]s, seq, op, row_image F
 ON CONFLICT (%[3]s) DO UPDATE SET seq = EXCLUDED.seq, op = EXCLUDED.op, row_image = EXCLUDED.row_image`, m.plainRows(), m.name, keys)
 	return mirrorStatements{
 		any: fmt.Sprintf(insert, ""),
-		// An INSERT that finds its key locks the row first, which is one more record in the log. In the order of the key, neighbours in
-		// the index are changed one after the other.
-		standing: fmt.Sprintf(`UPDATE %[1]s m SET seq = d.seq, op = d.op, row_image = d.row_image FROM (%[2]s
-  ORDER BY %[3]s OFFSET 0) d WHERE %[4]s`, m.name, m.plainRows(), keys, same),
+		// An INSERT that finds its key locks the row first, which is one more record in the log.
+		standing: fmt.Sprintf(`UPDATE %s m SET seq = d.seq, op = d.op, row_image = d.row_image FROM (%s) d WHERE %s`, m.name, m.plainRows(), same),
 		missing: fmt.Sprintf(insert, fmt.Sprintf(" WHERE NOT EXISTS (SELECT FROM %s m WHERE %s AND m.seq OPERATOR(pg_catalog.=) d.seq)", m.name, same)),
 		copy:    fmt.Sprintf(`COPY %s (%s, seq, op, row_image) FROM STDIN`, m.name, keys),
 	}
@@ -66,15 +65,16 @@ func (m *mirror) plainKey() bool {
 	return true
 }
 
-// plainRows is a query for the parameters as rows. Texts become keys by the input functions of PostgreSQL's own types.
+// plainRows is a query for the parameters as rows, in their order. Texts become keys by the input functions of PostgreSQL's own types.
+// Arrays are taken apart in the list of what is selected, since a function in FROM would keep all of its rows first.
 func (m *mirror) plainRows() string {
 	n := len(m.keys)
 	return fmt.Sprintf(`
   SELECT %[1]s, u.seq, u.op, u.image::pg_catalog.jsonb AS row_image
-  FROM unnest(%[2]s, $%[3]d::bigint[], $%[4]d::smallint[], $%[5]d::text[]) AS u(%[6]s, seq, op, image)`,
+  FROM (SELECT %[2]s, unnest($%[3]d::bigint[]) AS seq, unnest($%[4]d::smallint[]) AS op, unnest($%[5]d::text[]) AS image OFFSET 0) u
+  OFFSET 0`,
 		list(n, func(i int) string { return fmt.Sprintf("u.k%d::%s AS %s", i+1, m.key[i].typeName, m.keys[i]) }),
-		list(n, func(i int) string { return fmt.Sprintf("$%d::text[]", i+1) }), n+1, n+2, n+3,
-		list(n, func(i int) string { return fmt.Sprintf("k%d", i+1) }))
+		list(n, func(i int) string { return fmt.Sprintf("unnest($%d::text[]) AS k%[1]d", i+1) }), n+1, n+2, n+3)
 }
 
 // anyMirrorSQL is for keys of any type. Its parameters are arrays that run in parallel: keys as
@@ -111,6 +111,8 @@ func (m *mirror) literal(values []string) string {
 func mirrorArgs(m *mirror, items []item) []any {
 	var args []any
 	if m.standing != "" {
+		items = slices.Clone(items)
+		slices.SortFunc(items, m.nearby)
 		for k := range m.keys {
 			args = append(args, column(items, func(it *item) string { return it.key[k] }))
 		}
@@ -122,6 +124,24 @@ func mirrorArgs(m *mirror, items []item) []any {
 		column(items, func(it *item) int16 { return int16(it.op) }),
 		column(items, func(it *item) *string { return it.doc }))
 }
+
+// nearby orders events so that neighbours in the index of plain keys are changed one after the other. That is about the order of the
+// index: where it is another one, pages are looked for again.
+func (m *mirror) nearby(a, b item) int {
+	for i := range a.key {
+		order := cmp.Compare(a.key[i], b.key[i])
+		if slices.Contains(numberKeys, m.key[i].typeOID) {
+			order = cmp.Or(cmp.Compare(len(a.key[i]), len(b.key[i])), order)
+		}
+		if order != 0 {
+			return order
+		}
+	}
+	return 0
+}
+
+// numberKeys are plain keys that are numbers.
+var numberKeys = []uint32{pgtype.Int2OID, pgtype.Int4OID, pgtype.Int8OID, pgtype.OIDOID}
 
 // copyRows writes events for [mirrorStatements].copy.
 func copyRows(items []item) []byte {
