@@ -233,6 +233,11 @@ func (o *oracle) create() {
 	o.streams[name] = predicate
 }
 
+// cut ends the sessions of the applier wherever it is, as its death would. It begins anew by itself.
+func (o *oracle) cut() {
+	o.admin(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'koldproxy %'`)
+}
+
 // topic is where live push brings a stream's events.
 func (o *oracle) topic(stream string) string {
 	if o.schema == "public" {
@@ -291,7 +296,7 @@ func TestOracle(t *testing.T) {
 		_, err := fmt.Sscan(text, &seed)
 		must(t, err)
 	}
-	rounds, budget := 40, 20*time.Second
+	rounds, budget := 200, 20*time.Second
 	if os.Getenv("KOLDPROXY_TEST_LONG") != "" {
 		rounds, budget = 5000, 8*time.Minute
 	}
@@ -314,12 +319,19 @@ func TestOracle(t *testing.T) {
 		o.schema = "private"
 		o.exec(`CREATE SCHEMA private`, `SET search_path = private`)
 	}
+	partitions := ""
+	if o.rand.IntN(3) == 0 {
+		partitions = " PARTITION BY HASH ({id})"
+	}
 	o.exec(o.sql(`CREATE TABLE {parent} (id int PRIMARY KEY)`),
 		o.sql(`CREATE TABLE {child} ({id} int UNIQUE, {sub} int DEFAULT 0, {a} int, {b} text, {c} numeric, {d} bool, {e} jsonb, {f} int[],
-			{parent_id} int REFERENCES {parent} ON DELETE CASCADE ON UPDATE CASCADE, PRIMARY KEY (`+key+`))`),
-		o.sql(`ALTER TABLE {child} ALTER {b} SET STORAGE EXTERNAL`),
-		o.sql(`INSERT INTO {parent} SELECT generate_series(0, 19)`), o.sql(`INSERT INTO {child} ({id}, {a}, {parent_id}) SELECT g, g, g % 20 FROM generate_series(1, 20) g`))
-	t.Logf("names: %q, key (%s), schema %s", o.names, key, o.schema)
+			{parent_id} int REFERENCES {parent} ON DELETE CASCADE ON UPDATE CASCADE, PRIMARY KEY (`+key+`))`+partitions),
+		o.sql(`ALTER TABLE {child} ALTER {b} SET STORAGE EXTERNAL`))
+	for i := 0; partitions != "" && i < 3; i++ {
+		o.exec(o.sql(fmt.Sprintf(`CREATE TABLE part%d PARTITION OF {child} FOR VALUES WITH (MODULUS 3, REMAINDER %[1]d)`, i)))
+	}
+	o.exec(o.sql(`INSERT INTO {parent} SELECT generate_series(0, 19)`), o.sql(`INSERT INTO {child} ({id}, {a}, {parent_id}) SELECT g, g, g % 20 FROM generate_series(1, 20) g`))
+	t.Logf("names: %q, key (%s)%s, schema %s", o.names, key, partitions, o.schema)
 	ctx, cancel := context.WithCancel(context.Background())
 	tail := changefeed.NewTail(changefeed.DefaultTailConfig(o.name), o.pool, o.heard, zerolog.Nop(), nil)
 	done := make(chan error, 1)
@@ -339,12 +351,15 @@ func TestOracle(t *testing.T) {
 			}
 		}
 		o.done = nil
-		restart := o.rand.IntN(5) == 0
+		restart, cut := o.rand.IntN(8) == 0, o.rand.IntN(4) == 0
 		if restart {
 			o.stopApplier()
 		}
 		for range 1 + o.rand.IntN(6) {
 			must(t, o.transaction(t.Context()))
+			if cut {
+				o.cut()
+			}
 		}
 		if restart {
 			o.startApplier()
