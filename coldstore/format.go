@@ -202,12 +202,21 @@ func properties(l *layout, sample *batch) *parquet.WriterProperties {
 		// Few values come twice: a dictionary would only be in the way.
 		name := l.columns[i].Name
 		p = append(p, parquet.WithDictionaryFor(name, false))
-		switch c.(type) {
-		case *typed[int32], *typed[int64]:
+		ascending := false
+		switch c := c.(type) {
+		case *typed[int32]:
+			ascending = slices.IsSorted(c.values)
 			p = append(p, parquet.WithEncodingFor(name, parquet.Encodings.DeltaBinaryPacked))
+		case *typed[int64]:
+			ascending = slices.IsSorted(c.values)
+			p = append(p, parquet.WithEncodingFor(name, parquet.Encodings.DeltaBinaryPacked))
+		case *typed[parquet.ByteArray]:
+			// Lengths in between cost what they do not look like: the compressor takes them for part of the texts.
+			p = append(p, parquet.WithEncodingFor(name, parquet.Encodings.DeltaLengthByteArray))
 		}
-		// Other engines look keys up; a column with a dictionary has its values listed already.
-		if slices.Contains(l.key, name) {
+		// Other engines look keys up. A column with a dictionary has its values listed already, and of one that ascends the page index
+		// says where a value would be.
+		if slices.Contains(l.key, name) && !ascending {
 			p = append(p, parquet.WithBloomFilterEnabledFor(name, true), parquet.WithBloomFilterFPPFor(name, bloomFalse))
 			if sample.endsGroup {
 				p = append(p, parquet.WithBloomFilterNDVFor(name, int64(different)))

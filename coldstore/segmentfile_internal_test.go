@@ -249,7 +249,7 @@ func TestTheWriterRefusesRowsThatCannotBeRight(t *testing.T) {
 
 func TestFilesCarryPageIndexBloomFilterAndFieldIDs(t *testing.T) {
 	t.Parallel()
-	f, b, want := store(t, &testLayout, []mirrorRow{image(1, 1, `{"id": 1}`, `{"id": 1}`)}, rowGroupLimits{rows: 10, bytes: 1000})
+	f, b, want := store(t, &testLayout, []mirrorRow{image(1, 1, `{"id": 2}`, `{"id": 2}`), image(2, 1, `{"id": 1}`, `{"id": 1}`)}, rowGroupLimits{rows: 10, bytes: 1000})
 	chunk, err := f.footer.RowGroup(0).ColumnChunk(systemColumns)
 	if err != nil {
 		t.Fatal(err)

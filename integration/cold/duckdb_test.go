@@ -2,6 +2,7 @@ package cold_test
 
 import (
 	"context"
+	"crypto/md5" //nolint:gosec // compares, protects nothing
 	"database/sql"
 	"fmt"
 	"os"
@@ -158,9 +159,10 @@ func TestParquetGoReadsTheFiles(t *testing.T) {
 	f := newFixture(t, nil)
 	tab := f.manage("messages", "id bigint PRIMARY KEY, body text", "")
 	f.exec("INSERT INTO messages SELECT i, CASE WHEN i % 3 > 0 THEN repeat('x', i % 50) END FROM generate_series(1, 40000) i")
-	tab.capture("true")
+	tab.capture("id % 7 = 3") // so that the keys do not ascend, and have a Bloom filter
+	tab.capture("id % 7 <> 3")
 	tab.mustFlush()
-	rows := 0
+	rows, sum := 0, int64(0)
 	for _, name := range tab.files() {
 		file, err := os.Open(name)
 		ok(t, err)
@@ -181,10 +183,10 @@ func TestParquetGoReadsTheFiles(t *testing.T) {
 			n, err := r.Read(buffer)
 			for _, m := range buffer[:n] {
 				rows++
-				want := strings.Repeat("x", rows%50)
-				if m.ID == nil || *m.ID != int64(rows) || (m.Body == nil) != (rows%3 == 0) || m.Body != nil && *m.Body != want {
+				if m.ID == nil || (m.Body == nil) != (*m.ID%3 == 0) || m.Body != nil && *m.Body != strings.Repeat("x", int(*m.ID%50)) {
 					t.Fatalf("row %d: %+v", rows, m)
 				}
+				sum += *m.ID
 			}
 			if err != nil {
 				break
@@ -197,22 +199,23 @@ func TestParquetGoReadsTheFiles(t *testing.T) {
 			}
 		}
 	}
-	if rows != 40000 {
-		t.Errorf("%d rows", rows)
+	if rows != 40000 || sum != 40000*40001/2 {
+		t.Errorf("%d rows, whose ids add up to %d", rows, sum)
 	}
 }
 
 // TestOtherReadersUnderstandDifferences compares columns that are kept as differences, from one end of their types to the other and with
-// pages without any value, with what PostgreSQL has.
+// pages without any value, and texts with their lengths in front, with what PostgreSQL has.
 func TestOtherReadersUnderstandDifferences(t *testing.T) {
 	f := newFixture(t, nil)
-	tab := f.manage("numbers", "id bigint PRIMARY KEY, n integer, ts timestamp, price numeric(18,2)", "")
+	tab := f.manage("numbers", "id bigint PRIMARY KEY, n integer, ts timestamp, price numeric(18,2), body text", "")
 	f.exec(`INSERT INTO numbers SELECT CASE WHEN i % 2 = 0 THEN 9223372036854775807 - i ELSE -9223372036854775808 + i END,
 		CASE WHEN i BETWEEN 15000 AND 30000 THEN NULL WHEN i % 3 = 0 THEN -2147483648 + i ELSE 2147483647 - i END,
-		timestamp '2000-01-01' + i * i * interval '7 us', CASE WHEN i % 5 > 0 THEN 9999999999999999.99 - i * i END FROM generate_series(1, 40000::bigint) i`)
+		timestamp '2000-01-01' + i * i * interval '7 us', CASE WHEN i % 5 > 0 THEN 9999999999999999.99 - i * i END,
+		CASE WHEN i % 1000 = 1 THEN repeat(md5(i::text), 500) WHEN i % 3 > 0 THEN left(md5(i::text), (i % 33)::int) WHEN i % 2 = 0 THEN '' END FROM generate_series(1, 40000::bigint) i`)
 	tab.capture("true")
 	tab.mustFlush()
-	const columns = "id, coalesce(n, 0), ts, coalesce(price, 0)"
+	const columns = "id, coalesce(n, 0), ts, coalesce(price, 0), length(body), md5(body)"
 	want := f.texts("SELECT concat_ws(' ', " + columns + ") FROM numbers ORDER BY id")
 	got := duckTexts(t, duckDB(t), "SELECT concat_ws(' ', "+columns+") FROM read_parquet("+list(tab.files())+") ORDER BY id")
 	if len(got) != len(want) {
@@ -224,8 +227,9 @@ func TestOtherReadersUnderstandDifferences(t *testing.T) {
 		}
 	}
 	type number struct {
-		ID *int64 `parquet:"id,optional"`
-		N  *int32 `parquet:"n,optional"`
+		ID *int64  `parquet:"id,optional"`
+		N  *int32  `parquet:"n,optional"`
+		B  *string `parquet:"body,optional"`
 	}
 	var pairs []string
 	for _, name := range tab.files() {
@@ -236,10 +240,14 @@ func TestOtherReadersUnderstandDifferences(t *testing.T) {
 			if r.N != nil {
 				n = *r.N
 			}
-			pairs = append(pairs, fmt.Sprintf("%d %d", *r.ID, n))
+			body := "null"
+			if r.B != nil {
+				body = fmt.Sprintf("%x", md5.Sum([]byte(*r.B)))
+			}
+			pairs = append(pairs, fmt.Sprintf("%d %d %s", *r.ID, n, body))
 		}
 	}
-	expected := f.texts("SELECT concat_ws(' ', id, coalesce(n, 0)) FROM numbers ORDER BY 1")
+	expected := f.texts("SELECT concat_ws(' ', id, coalesce(n, 0), coalesce(md5(body), 'null')) FROM numbers ORDER BY 1")
 	slices.Sort(pairs)
 	slices.Sort(expected)
 	if !slices.Equal(pairs, expected) {
