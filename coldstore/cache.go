@@ -8,17 +8,17 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// cache keeps what was read from segments, the most recently used, within a bound of memory. It may be used concurrently.
+// cache keeps things that were read from segments, the most recently used, within a bound of memory. It may be used concurrently.
 type cache struct {
 	mu    sync.Mutex
 	limit int64
 	bytes int64
 	order *list.List // of *cached, the most recently used in front
 	byKey map[cacheKey]*list.Element
-	gauge prometheus.Gauge
+	gauge prometheus.Gauge // shared with other caches
 }
 
-// cacheKey names a segment's opened file (batch wholeFile), or its rows from batch times batchRows on.
+// cacheKey names a segment's opened file or object (batch wholeFile), or its rows from batch times batchRows on.
 type cacheKey struct {
 	segment uuid.UUID
 	batch   int
@@ -28,17 +28,12 @@ const wholeFile = -1
 
 type cached struct {
 	key   cacheKey
-	value any // *segmentFile or []Row; not changed once it is here
+	value any // not changed once it is here
 	bytes int64
 }
 
 func newCache(limit int64, gauge prometheus.Gauge) *cache {
 	return &cache{limit: limit, order: list.New(), byKey: map[cacheKey]*list.Element{}, gauge: gauge}
-}
-
-func (c *cache) file(id uuid.UUID) *segmentFile {
-	f, _ := c.get(cacheKey{id, wholeFile}).(*segmentFile)
-	return f
 }
 
 func (c *cache) get(key cacheKey) any {
@@ -60,24 +55,59 @@ func (c *cache) put(key cacheKey, value any, bytes int64) {
 	}
 	c.byKey[key] = c.order.PushFront(&cached{key, value, bytes})
 	c.bytes += bytes
+	c.gauge.Add(float64(bytes))
 	for c.bytes > c.limit && c.order.Len() > 1 {
 		c.remove(c.order.Back())
 	}
-	c.gauge.Set(float64(c.bytes))
 }
 
-// drop forgets the opened file of a segment. Its rows may stay: they were verified, and what a segment holds never changes.
-func (c *cache) drop(id uuid.UUID) {
+func (c *cache) drop(key cacheKey) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e, ok := c.byKey[cacheKey{id, wholeFile}]; ok {
+	if e, ok := c.byKey[key]; ok {
 		c.remove(e)
 	}
-	c.gauge.Set(float64(c.bytes))
 }
 
 func (c *cache) remove(e *list.Element) {
 	entry := c.order.Remove(e).(*cached)
 	delete(c.byKey, entry.key)
 	c.bytes -= entry.bytes
+	c.gauge.Sub(float64(entry.bytes))
+}
+
+// opened keeps the files of segments, and for longer than those the versions of their objects that were verified: a file that had to give
+// way is opened again without its object being read from end to end.
+type opened struct {
+	files    *cache // of *segmentFile
+	verified *cache // of string, the version
+}
+
+func newOpened(limit int64, gauge prometheus.Gauge) opened {
+	return opened{files: newCache(limit, gauge), verified: newCache(limit/16, gauge)}
+}
+
+func (o *opened) file(id uuid.UUID) *segmentFile {
+	f, _ := o.files.get(cacheKey{id, wholeFile}).(*segmentFile)
+	return f
+}
+
+// version is that of an object whose content was verified in this process, if it is known.
+func (o *opened) version(id uuid.UUID) (string, bool) {
+	version, ok := o.verified.get(cacheKey{id, wholeFile}).(string)
+	return version, ok
+}
+
+func (o *opened) put(id uuid.UUID, f *segmentFile) {
+	key := cacheKey{id, wholeFile}
+	o.files.put(key, f, f.memory())
+	if f.version != "" {
+		o.verified.put(key, f.version, int64(len(f.version))+192)
+	}
+}
+
+// drop forgets a segment's file, and that it was verified. Its rows may stay in their cache: what a segment holds never changes.
+func (o *opened) drop(id uuid.UUID) {
+	o.files.drop(cacheKey{id, wholeFile})
+	o.verified.drop(cacheKey{id, wholeFile})
 }

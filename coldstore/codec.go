@@ -20,7 +20,7 @@ type typed[T any] struct {
 
 	values  []T
 	levels  []int16 // 1 for a value, 0 for null: Parquet's definition levels
-	at      []int   // set by read: where in values the value of a row is
+	at      []int   // set by read where there are nulls: where in values the value of a row is
 	scratch []byte
 }
 
@@ -158,32 +158,46 @@ func (c *typed[T]) read(r any, n int) error {
 	if !ok {
 		return fmt.Errorf("a reader of type %T for values of type %T", r, *new(T))
 	}
-	values := make([]T, n)
-	var levels []int16
+	c.values, c.levels, c.at = sized(c.values, n), c.levels[:0], c.at[:0]
 	if !c.required {
-		levels = make([]int16, n)
+		c.levels = sized(c.levels, n)
 	}
-	rows, present, err := br.ReadBatch(int64(n), values, levels, nil)
+	rows, present, err := br.ReadBatch(int64(n), c.values, c.levels, nil)
 	if err != nil {
 		return err
 	}
 	if rows != int64(n) {
 		return fmt.Errorf("%d of %d rows: %w", rows, n, errShort)
 	}
-	c.values, c.levels = values[:present], levels
+	c.values = c.values[:present]
 	if c.required {
 		return nil
 	}
-	c.at = make([]int, n)
 	next := 0
-	for i, level := range levels {
-		c.at[i] = next
+	for _, level := range c.levels {
 		next += int(level)
 	}
 	if next != present {
 		return fmt.Errorf("%d values for %d rows that have one: %w", present, next, errShort)
 	}
+	if present == n {
+		return nil
+	}
+	c.at = sized(c.at, n)
+	next = 0
+	for i, level := range c.levels {
+		c.at[i] = next
+		next += int(level)
+	}
 	return nil
+}
+
+// sized is s with n elements, whatever they are.
+func sized[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n)
+	}
+	return s[:n]
 }
 
 var errShort = errors.New("column ends early")
@@ -200,7 +214,7 @@ func (c *typed[T]) render(dst []byte, i int) []byte {
 
 // value is value i of those that were read; i must be present.
 func (c *typed[T]) value(i int) T {
-	if c.required {
+	if len(c.at) == 0 {
 		return c.values[i]
 	}
 	return c.values[c.at[i]]

@@ -22,7 +22,7 @@ type Config struct {
 	MaxFileBytes int64
 	// MaxPageBytes bounds the JSON of one page; a request for more is refused with 54000.
 	MaxPageBytes int64
-	// CacheBytes bounds the memory for opened segments (footers and seqs) and for rows that were decoded lately.
+	// CacheBytes bounds the memory for opened segments (footers and seqs), which get half of it, and for rows that were decoded lately.
 	CacheBytes int64
 	// DeleteGrace is how long an object outlives its segment, so that readers with an older snapshot can finish.
 	DeleteGrace time.Duration

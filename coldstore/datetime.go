@@ -98,7 +98,7 @@ func appendDate(dst []byte, days int64) (out []byte, bc bool) {
 func appendPadded(dst []byte, v int64, width int) []byte {
 	for limit := int64(10); width > 1; width-- {
 		if v < limit {
-			dst = append(dst, "0000000"[:width-1]...)
+			dst = append(dst, "00000000000000000"[:width-1]...)
 			break
 		}
 		limit *= 10
@@ -168,23 +168,36 @@ func timestampToMicros(s, zone string) (int64, bool) {
 	return total.Int64(), total.IsInt64()
 }
 
-func appendMicros(dst []byte, micros int64, zone string) []byte {
+// timestampFormat writes timestamps as JSON strings. It remembers the date that it wrote last: those of neighbouring rows are mostly of one day.
+type timestampFormat struct {
+	zone string // what follows the time
+	days int64
+	date []byte // of days; nil before the first
+	bc   bool
+}
+
+func (f *timestampFormat) append(dst []byte, micros int64) []byte {
 	days := floorDiv(micros, microsPerDay)
 	micros -= days * microsPerDay
-	dst, bc := appendDate(dst, days)
+	if f.date == nil || f.days != days {
+		f.date, f.bc = appendDate(f.date[:0], days)
+		f.days = days
+	}
 	second, fraction := micros/microsPerSec, micros%microsPerSec
-	dst = append(appendPadded(append(dst, 'T'), second/3600, 2), ':')
-	dst = append(appendPadded(dst, second/60%60, 2), ':')
-	dst = appendPadded(dst, second%60, 2)
+	dst = append(append(dst, '"'), f.date...)
+	dst = append(dst, 'T',
+		byte('0'+second/36000), byte('0'+second/3600%10), ':',
+		byte('0'+second/600%6), byte('0'+second/60%10), ':',
+		byte('0'+second/10%6), byte('0'+second%10))
 	if fraction != 0 {
 		dst = appendPadded(append(dst, '.'), fraction, 6)
 		for dst[len(dst)-1] == '0' {
 			dst = dst[:len(dst)-1]
 		}
 	}
-	dst = append(dst, zone...)
-	if bc {
+	dst = append(dst, f.zone...)
+	if f.bc {
 		dst = append(dst, suffixBC...)
 	}
-	return dst
+	return append(dst, '"')
 }

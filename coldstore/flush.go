@@ -265,7 +265,7 @@ const cleanupTimeout = 5 * time.Second
 // abandon gives a segment up that did not become active; the sweep removes its object, if there can be one. If the publishing transaction
 // did commit after all (its answer may have been lost), this changes nothing.
 func (s *Store) abandon(ctx context.Context, segment *segmentRow) {
-	s.cache.drop(segment.id)
+	s.opened.drop(segment.id)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	sql := abandonSegments + " AND segment_id = $1"

@@ -58,7 +58,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		pageSeconds:   histogram("page_seconds", "Duration of page reads.", prometheus.ExponentialBuckets(0.0005, 2, 14)),
 		rowsRead:      counter("page_rows_total", "Rows returned in pages."),
 		verifications: byStatus("verifications_total", "Objects whose checksum was compared with the catalog, by status (ok, corrupt, error)."),
-		cacheBytes:    prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Subsystem: subsystem, Name: "cache_bytes", Help: "Memory of opened segments."}),
+		cacheBytes:    prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Subsystem: subsystem, Name: "cache_bytes", Help: "Memory of opened segments and of rows that were decoded lately."}),
 		dropped:       counter("segments_dropped_total", "Segments dropped by retention."),
 		deleted:       counter("objects_deleted_total", "Objects removed from the bucket."),
 	}

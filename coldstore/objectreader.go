@@ -32,7 +32,7 @@ func newObjectReader(ctx context.Context, f *segmentFile) (*objectReader, error)
 // A column is read in pieces of this size, from the page on that is wanted: small where reading costs next to nothing, and about two
 // pages where each piece is a request.
 const (
-	nearBytes = 32 << 10
+	nearBytes = 16 << 10
 	farBytes  = 256 << 10
 )
 

@@ -43,8 +43,12 @@ type Page struct {
 // codeLimitExceeded is PostgreSQL's program_limit_exceeded.
 const codeLimitExceeded = "54000"
 
-// batchRows is how many rows are decoded at a time.
-const batchRows = 1024
+// batchRows is how many rows are decoded at a time for who reads a table from page to page, and pieceRows for who reads at one place: a
+// page of the usual size is one piece. What is decoded at a time shares the unpacking of the columns' pages.
+const (
+	batchRows = 2048
+	pieceRows = 1024
+)
 
 // Page reads a page. A segment that is missing or damaged is a [*koldproxy.Error] with code KS002, never a shorter page. A
 // segment that retention has dropped since can still be read while its object exists.
@@ -143,6 +147,7 @@ func (s *liveSegment) live(from, to, limit int, backward bool) []uint32 {
 func (s *Store) forwardPage(ctx context.Context, segments []liveSegment, req PageRequest) (Page, error) {
 	page := Page{Through: req.After, Complete: true}
 	size := int64(0)
+	on := s.readsOn(req.Table, req.After) && req.Limit*sparse >= batchRows
 	for i := range segments {
 		segment := &segments[i]
 		if segment.maxSeq <= req.After {
@@ -160,20 +165,22 @@ func (s *Store) forwardPage(ctx context.Context, segments []liveSegment, req Pag
 			next = ordinals[len(ordinals)-1]
 			ordinals = ordinals[:len(ordinals)-1]
 		}
-		if err := s.appendRows(ctx, &segment.segmentRow, ordinals, &page, &size); err != nil {
+		if err := s.appendRows(ctx, segment, ordinals, on, &page, &size); err != nil {
 			return Page{}, err
 		}
 		if !page.Complete {
 			if n := len(page.Rows); n > 0 {
 				page.Through = page.Rows[n-1].Seq
 			}
-			if s.follows(req.Table, req.After, page.Through) && req.Limit*sparse >= batchRows {
-				s.fetchAhead(ctx, &segment.segmentRow, next)
+			s.endsAt(req.Table, page.Through)
+			if on {
+				s.fetchAhead(ctx, segment, next)
 			}
 			return page, nil
 		}
 		page.Through = segment.maxSeq
 	}
+	s.endsAt(req.Table, page.Through)
 	return page, nil
 }
 
@@ -191,7 +198,7 @@ func (s *Store) lastPage(ctx context.Context, segments []liveSegment, req PageRe
 			ordinals = ordinals[len(ordinals)-left:]
 		}
 		var part Page
-		if err := s.appendRows(ctx, &segment.segmentRow, ordinals, &part, &size); err != nil {
+		if err := s.appendRows(ctx, segment, ordinals, false, &part, &size); err != nil {
 			return Page{}, err
 		}
 		parts = append(parts, part.Rows)
@@ -217,14 +224,11 @@ func (s *Store) openForPage(ctx context.Context, row *segmentRow) (*segmentFile,
 	}
 }
 
-// appendRows reads rows of one segment into a page, batch by batch, and counts their size.
-func (s *Store) appendRows(ctx context.Context, segment *segmentRow, ordinals []uint32, page *Page, size *int64) error {
+// appendRows reads rows of one segment into a page, and counts their size. on says that the reader goes from page to page: then whole
+// batches are decoded.
+func (s *Store) appendRows(ctx context.Context, segment *liveSegment, ordinals []uint32, on bool, page *Page, size *int64) error {
 	for len(ordinals) > 0 {
-		batch, n := ordinals[0]/batchRows, 1
-		for n < len(ordinals) && ordinals[n]/batchRows == batch {
-			n++
-		}
-		rows, err := s.batch(ctx, segment, int(batch), ordinals[:n])
+		rows, err := s.someRows(ctx, segment, ordinals, on)
 		if err != nil {
 			return err
 		}
@@ -236,7 +240,7 @@ func (s *Store) appendRows(ctx context.Context, segment *segmentRow, ordinals []
 				WithHint("Ask for fewer rows at a time (limit_rows).")
 		}
 		page.Rows = append(page.Rows, rows...)
-		ordinals = ordinals[n:]
+		ordinals = ordinals[len(rows):]
 	}
 	return nil
 }
@@ -244,47 +248,77 @@ func (s *Store) appendRows(ctx context.Context, segment *segmentRow, ordinals []
 // sparse is the share of a batch below which only the rows that are wanted are decoded.
 const sparse = 4
 
-// batch gives rows of one batch. The whole batch is decoded and kept where most of it is wanted, as the next page begins where this one
-// ends.
-func (s *Store) batch(ctx context.Context, segment *segmentRow, batch int, ordinals []uint32) ([]Row, error) {
-	key := cacheKey{segment.id, batch}
-	all, ok := s.cache.get(key).([]Row)
-	first := batch * batchRows
-	if !ok {
-		all, ok = s.fetched(ctx, key)
-	}
-	if !ok {
-		total := min(batchRows, int(segment.rows)-first)
-		if len(ordinals)*sparse < total {
-			return s.readRows(ctx, segment, ordinals, false)
+// someRows gives at least the first of the rows that are wanted: those of its batch, where that is decoded or worth it, otherwise those up to a
+// batch that is.
+func (s *Store) someRows(ctx context.Context, segment *liveSegment, ordinals []uint32, on bool) ([]Row, error) {
+	for n := 0; n < len(ordinals) && n < pieceRows; {
+		number := int(ordinals[n]) / batchRows
+		end := n + 1
+		for end < len(ordinals) && int(ordinals[end])/batchRows == number {
+			end++
 		}
-		var err error
-		if all, err = s.wholeBatch(ctx, segment, batch); err != nil {
+		decoded, err := s.batch(ctx, segment, number, on && (end-n)*sparse >= segment.rowsIn(number))
+		if err != nil {
 			return nil, err
 		}
+		rows, ok := decoded.pick(ordinals[n:end], number)
+		switch {
+		case ok && n == 0:
+			return rows, nil
+		case ok: // which the next call finds again
+			ordinals = ordinals[:n]
+		}
+		n = end
+	}
+	return s.readRows(ctx, &segment.segmentRow, ordinals[:min(len(ordinals), pieceRows)], false)
+}
+
+// rowsIn is how many rows a batch has, those that are dead included.
+func (s *liveSegment) rowsIn(number int) int { return min(batchRows, int(s.rows)-number*batchRows) }
+
+// decodedBatch are rows of a batch, at their places; those that were dead when it was decoded have no op.
+type decodedBatch []Row
+
+// pick takes rows out of a batch if all of them are in it.
+func (b decodedBatch) pick(ordinals []uint32, number int) ([]Row, bool) {
+	if b == nil {
+		return nil, false
 	}
 	rows := make([]Row, len(ordinals))
 	for i, ordinal := range ordinals {
-		rows[i] = all[int(ordinal)-first]
+		if rows[i] = b[int(ordinal)-number*batchRows]; rows[i].Op == 0 { // asked for by a reader of an older generation
+			return nil, false
+		}
 	}
-	return rows, nil
+	return rows, true
 }
 
-// wholeBatch decodes all rows of a batch into the cache.
-func (s *Store) wholeBatch(ctx context.Context, segment *segmentRow, batch int) ([]Row, error) {
-	first := batch * batchRows
-	wanted := make([]uint32, min(batchRows, int(segment.rows)-first))
-	for i := range wanted {
-		wanted[i] = uint32(first + i)
+// batch gives a batch that is decoded, or is being decoded; another one only if it is worth it, and nil otherwise.
+func (s *Store) batch(ctx context.Context, segment *liveSegment, number int, worth bool) (decodedBatch, error) {
+	key := cacheKey{segment.id, number}
+	if decoded, ok := s.cache.get(key).(decodedBatch); ok {
+		return decoded, nil
 	}
-	all, err := s.readRows(ctx, segment, wanted, false)
+	if decoded := s.fetched(ctx, key); decoded != nil || !worth {
+		return decoded, nil
+	}
+	return s.decodeBatch(ctx, segment, number)
+}
+
+// decodeBatch decodes the live rows of a batch into the cache.
+func (s *Store) decodeBatch(ctx context.Context, segment *liveSegment, number int) (decodedBatch, error) {
+	first, total := number*batchRows, segment.rowsIn(number)
+	ordinals := segment.live(first, first+total, total, false)
+	rows, err := s.readRows(ctx, &segment.segmentRow, ordinals, false)
 	if err != nil {
 		return nil, err
 	}
-	bytes := int64(0)
-	for i := range all {
-		bytes += int64(len(all[i].PK)+len(all[i].Image)) + 64
+	decoded := make(decodedBatch, total)
+	bytes := int64(total) * 64
+	for i, ordinal := range ordinals {
+		decoded[int(ordinal)-first] = rows[i]
+		bytes += int64(len(rows[i].PK) + len(rows[i].Image))
 	}
-	s.cache.put(cacheKey{segment.id, batch}, all, bytes)
-	return all, nil
+	s.cache.put(cacheKey{segment.id, number}, decoded, bytes)
+	return decoded, nil
 }

@@ -2,6 +2,7 @@ package coldstore
 
 import (
 	"context"
+	"slices"
 
 	"github.com/koldproxy/koldproxy"
 )
@@ -22,24 +23,25 @@ type pageEnd struct {
 	seq   koldproxy.Seq
 }
 
-// follows says whether a page begins where another one has ended, and notes where it ends itself.
-func (s *Store) follows(table uint32, from, to koldproxy.Seq) bool {
+// readsOn says whether a position is one where another page has ended.
+func (s *Store) readsOn(table uint32, from koldproxy.Seq) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Contains(s.prefetch.ends[:], pageEnd{table, from})
+}
+
+// endsAt notes where a page ends.
+func (s *Store) endsAt(table uint32, to koldproxy.Seq) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := &s.prefetch
 	p.ends[p.at] = pageEnd{table, to}
 	p.at = (p.at + 1) % len(p.ends)
-	for i := range p.ends {
-		if p.ends[i] == (pageEnd{table, from}) && from != to {
-			return true
-		}
-	}
-	return false
 }
 
 // fetchAhead decodes the batch with a row of a segment, or the one behind it, into the cache, unless both are there or another one is at
 // hand.
-func (s *Store) fetchAhead(ctx context.Context, segment *segmentRow, ordinal uint32) {
+func (s *Store) fetchAhead(ctx context.Context, segment *liveSegment, ordinal uint32) {
 	number := int(ordinal / batchRows)
 	for s.cache.get(cacheKey{segment.id, number}) != nil {
 		if number++; number > int(ordinal/batchRows)+1 || int64(number)*batchRows >= segment.rows {
@@ -54,11 +56,11 @@ func (s *Store) fetchAhead(ctx context.Context, segment *segmentRow, ordinal uin
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // it outlives the call
 	ended := make(chan struct{})
 	s.prefetch.key, s.prefetch.ended, s.prefetch.stop = cacheKey{segment.id, number}, ended, cancel
-	row := *segment
+	ahead := *segment
 	go func() {
 		defer close(ended)
 		defer cancel()
-		_, _ = s.wholeBatch(ctx, &row, number) // whoever wants it sees what is wrong
+		_, _ = s.decodeBatch(ctx, &ahead, number) // whoever wants it sees what is wrong
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.prefetch.ended = nil
@@ -66,7 +68,7 @@ func (s *Store) fetchAhead(ctx context.Context, segment *segmentRow, ordinal uin
 }
 
 // fetched waits for a batch that is being decoded ahead, and gives it if that has worked.
-func (s *Store) fetched(ctx context.Context, key cacheKey) ([]Row, bool) {
+func (s *Store) fetched(ctx context.Context, key cacheKey) decodedBatch {
 	s.mu.Lock()
 	ended := s.prefetch.ended
 	if s.prefetch.key != key {
@@ -74,14 +76,14 @@ func (s *Store) fetched(ctx context.Context, key cacheKey) ([]Row, bool) {
 	}
 	s.mu.Unlock()
 	if ended == nil {
-		return nil, false
+		return nil
 	}
 	select {
 	case <-ended:
 	case <-ctx.Done():
 	}
-	rows, ok := s.cache.get(key).([]Row)
-	return rows, ok
+	decoded, _ := s.cache.get(key).(decodedBatch)
+	return decoded
 }
 
 // endPrefetch waits until nothing is decoded ahead any more, and sees to it that nothing is from now on.

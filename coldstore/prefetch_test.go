@@ -19,7 +19,7 @@ func TestWhoReadsOnFindsTheNextPageDecoded(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	f := newFixture(t, func(cfg *coldstore.Config) { cfg.Registerer = registry })
 	tab := f.messages("")
-	f.exec("INSERT INTO "+tab.mirror+" SELECT i, $1::bigint + i, 1, jsonb_build_object('id', i, 'v', 'x') FROM generate_series(1, 5000) i", tab.seq)
+	f.exec("INSERT INTO "+tab.mirror+" SELECT i, $1::bigint + i, 1, jsonb_build_object('id', i, 'v', 'x') FROM generate_series(10001, 15000) i", tab.seq)
 	tab.mustFlush(5000, 1)
 	cached := func() (bytes float64) {
 		families, err := registry.Gather()
@@ -44,12 +44,12 @@ func TestWhoReadsOnFindsTheNextPageDecoded(t *testing.T) {
 		return len(page.Rows)
 	}
 	next()
-	first := cached() // the file, and the first batch
+	first := cached() // the file
 	next()
 	deadline := time.Now().Add(10 * time.Second)
-	// Two more batches of 1024 rows, all as long as those of the page: the one that it ends in, and the one behind. The cache counts
-	// 64 bytes for a row besides its content.
-	want := first + 2*1024*(size/1000+64)
+	// Two batches of 2048 rows, all as long as those of the page: the one that it ends in, and the one behind. The cache counts 64 bytes
+	// for a row besides its content.
+	want := first + 2*2048*(size/1000+64)
 	for cached() < want {
 		if time.Now().After(deadline) {
 			t.Fatalf("%.0f bytes are cached, want %.0f: nothing was decoded ahead", cached(), want)

@@ -2,7 +2,6 @@ package coldstore
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -45,6 +44,7 @@ func (s *Store) publish(ctx context.Context, t *managedTable, j *job, segment *s
 		if err == nil {
 			j.rows += sum.rows
 			j.segments++
+			s.hashes.put(t.oid, segment.id, sum.hashes)
 			return nil
 		}
 		if attempt == publishAttempts || !errors.Is(err, errGenerationMoved) && !isLockConflict(err) {
@@ -159,13 +159,9 @@ func (p *publication) lockTable(ctx context.Context, tx pgx.Tx) error {
 
 // activate makes the segment readable.
 func (p *publication) activate(ctx context.Context, tx pgx.Tx) error {
-	hashes := make([]byte, 0, 8*len(p.sum.hashes))
-	for _, h := range p.sum.hashes {
-		hashes = binary.BigEndian.AppendUint64(hashes, uint64(h))
-	}
 	tag, err := tx.Exec(ctx, `UPDATE koldstore.segment SET state = 'active', min_seq = $2, max_seq = $3, row_count = $4, tombstones = $5,
 		size_bytes = $6, sha256 = $7, key_hashes = $8, layout = $9 WHERE segment_id = $1 AND state = 'in_progress'`,
-		p.segment.id, p.sum.minSeq, p.sum.maxSeq, p.sum.rows, p.sum.tombstones, p.segment.size, p.segment.sha256, hashes, p.segment.layout)
+		p.segment.id, p.sum.minSeq, p.sum.maxSeq, p.sum.rows, p.sum.tombstones, p.segment.size, p.segment.sha256, encodeHashes(p.sum.hashes), p.segment.layout)
 	if err != nil {
 		return fmt.Errorf("activate: %w", err)
 	}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"slices"
 	"sort"
+	"sync"
 
 	"github.com/apache/arrow-go/v18/parquet"
 	"github.com/apache/arrow-go/v18/parquet/file"
@@ -28,10 +29,11 @@ type segmentFile struct {
 	footer  *metadata.FileMetaData
 	groups  []int // first row of each row group, and behind the last one the number of rows
 	seqs    []koldproxy.Seq
-	quoted  [][]byte // names of the columns as JSON strings
+	names   [][]byte // of the columns, as the beginning of a member of an object that is not the first: `, "name": `
 	byName  map[string]int
-	key     []int // the key columns in jsonb's order; -1 for one that has another name now
-	order   []int // the columns in jsonb's order
+	key     []int     // the key columns in jsonb's order; -1 for one that has another name now
+	order   []int     // the columns in jsonb's order
+	chunks  sync.Pool // of *chunk, for the memory of the next ones
 }
 
 // expected is what the catalog says about an object.
@@ -51,7 +53,12 @@ func openSegment(ctx context.Context, bucket Bucket, want expected) (*segmentFil
 	if err != nil {
 		return nil, err
 	}
-	f := &segmentFile{bucket: bucket, object: want.object, version: info.Version, size: info.SizeBytes}
+	return reopenSegment(ctx, bucket, want, info.Version)
+}
+
+// reopenSegment is openSegment for an object of which this version was verified before.
+func reopenSegment(ctx context.Context, bucket Bucket, want expected, version string) (*segmentFile, error) {
+	f := &segmentFile{bucket: bucket, object: want.object, version: version, size: want.size}
 	if err := f.with(ctx, f.readFooter); err != nil {
 		return nil, err
 	}
@@ -138,7 +145,7 @@ func (f *segmentFile) readFooter(r *file.Reader) (err error) {
 	for i := range f.layout.columns {
 		name := f.layout.columns[i].Name
 		f.byName[name] = i
-		f.quoted = append(f.quoted, appendString(nil, name))
+		f.names = append(f.names, append(appendString([]byte(", "), name), ": "...))
 	}
 	for i := range f.layout.columns {
 		f.order = append(f.order, i)
@@ -206,9 +213,13 @@ func (f *segmentFile) rows(ctx context.Context, ordinals []uint32, keysOnly bool
 }
 
 // run reads neighbouring rows of one row group.
-func (f *segmentFile) run(r *file.Reader, group int, ordinals []uint32, keysOnly bool, out []Row) ([]Row, error) {
+func (f *segmentFile) run(r *file.Reader, group int, ordinals []uint32, keysOnly bool, out []Row) (_ []Row, err error) {
 	first, last := int(ordinals[0]), int(ordinals[len(ordinals)-1])
-	c := chunk{f: f, op: typed[int32]{required: true}, columns: make([]codec, len(f.layout.columns))}
+	c, ok := f.chunks.Get().(*chunk)
+	if !ok {
+		c = &chunk{f: f, op: typed[int32]{required: true}, columns: make([]codec, len(f.layout.columns))}
+	}
+	defer f.chunks.Put(c)
 	for i, codec := range []codec{colOp: &c.op, colExact: &c.exact, colMissing: &c.missing, colKey: &c.pk} {
 		if codec == nil {
 			continue
@@ -228,14 +239,14 @@ func (f *segmentFile) run(r *file.Reader, group int, ordinals []uint32, keysOnly
 		if i < 0 {
 			continue
 		}
-		codec, err := f.layout.columns[i].codec()
-		if err != nil {
+		if c.columns[i] == nil {
+			if c.columns[i], err = f.layout.columns[i].codec(); err != nil {
+				return nil, err
+			}
+		}
+		if err := readColumn(r, group, systemColumns+i, first-f.groups[group], last-first+1, c.columns[i]); err != nil {
 			return nil, err
 		}
-		if err := readColumn(r, group, systemColumns+i, first-f.groups[group], last-first+1, codec); err != nil {
-			return nil, err
-		}
-		c.columns[i] = codec
 	}
 	var texts []byte
 	for n, ordinal := range ordinals {
@@ -243,7 +254,6 @@ func (f *segmentFile) run(r *file.Reader, group int, ordinals []uint32, keysOnly
 			texts = slices.Grow(texts, (len(texts)+len(texts)/8)*(len(ordinals)-1))
 		}
 		var row Row
-		var err error
 		if row, texts, err = c.row(int(ordinal)-first, keysOnly, texts); err != nil {
 			return nil, fmt.Errorf("row %d: %w", ordinal, err)
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/koldproxy/koldproxy"
 )
 
-// chunk is some rows of one row group, decoded.
+// chunk is some rows of one row group, decoded. What it held before is overwritten by the next ones.
 type chunk struct {
 	f           *segmentFile
 	op          typed[int32]
@@ -44,7 +44,7 @@ func (c *chunk) row(i int, keysOnly bool, buf []byte) (Row, []byte, error) {
 			if k < 0 {
 				return row, buf, fmt.Errorf("key column %q is nowhere", c.f.layout.key[n])
 			}
-			buf = c.render(appendName(buf, from, c.f.quoted[k]), k, i, exact)
+			buf = c.member(buf, from, k, i, exact)
 		}
 		buf = endObject(buf, from)
 	}
@@ -71,14 +71,17 @@ func (c *chunk) row(i int, keysOnly bool, buf []byte) (Row, []byte, error) {
 		buf = append(appendName(buf, from, appendString(nil, name)), exact[name]...)
 	}
 	for _, k := range c.f.order {
-		name := c.f.layout.columns[k].Name
-		for len(extras) > 0 && compareNames(extras[0], name) < 0 {
-			addExtra(extras[0])
-			extras = extras[1:]
+		if extras != nil || missing != nil {
+			name := c.f.layout.columns[k].Name
+			for len(extras) > 0 && compareNames(extras[0], name) < 0 {
+				addExtra(extras[0])
+				extras = extras[1:]
+			}
+			if slices.Contains(missing, name) {
+				continue
+			}
 		}
-		if missing == nil || !slices.Contains(missing, name) {
-			buf = c.render(appendName(buf, from, c.f.quoted[k]), k, i, exact)
-		}
+		buf = c.member(buf, from, k, i, exact)
 	}
 	for _, name := range extras {
 		addExtra(name)
@@ -88,8 +91,13 @@ func (c *chunk) row(i int, keysOnly bool, buf []byte) (Row, []byte, error) {
 	return row, buf, nil
 }
 
-// render appends the raw value of column k in row i.
-func (c *chunk) render(buf []byte, k, i int, exact map[string]json.RawMessage) []byte {
+// member appends column k of row i to the object that begins at from in buf, or would.
+func (c *chunk) member(buf []byte, from, k, i int, exact map[string]json.RawMessage) []byte {
+	name := c.f.names[k]
+	if len(buf) == from {
+		buf, name = append(buf, '{'), name[len(", "):]
+	}
+	buf = append(buf, name...)
 	if exact != nil {
 		if value, ok := exact[c.f.layout.columns[k].Name]; ok {
 			return append(buf, value...)

@@ -183,7 +183,7 @@ func (s *Store) remove(ctx context.Context, segment *segmentRow) error {
 	if _, err := s.pool.Exec(ctx, "DELETE FROM koldstore.segment WHERE segment_id = $1 AND state = 'deleted'", segment.id); err != nil {
 		return fmt.Errorf("forget segment %s: %w", segment.id, err)
 	}
-	s.cache.drop(segment.id)
+	s.opened.drop(segment.id)
 	s.metrics.deleted.Inc()
 	return nil
 }

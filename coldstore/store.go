@@ -20,7 +20,9 @@ type Store struct {
 	log     zerolog.Logger
 	cfg     Config
 	metrics *metrics
-	cache   *cache
+	cache   *cache // of decodedBatch
+	opened  opened
+	hashes  *keyHashes
 	storages
 
 	mu       sync.Mutex
@@ -59,6 +61,7 @@ func (s *Store) settle(c chore, state any) {
 func (s *Store) forgetSettled(there func(table uint32) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.hashes.keepTables(there)
 	maps.DeleteFunc(s.settled, func(c chore, _ any) bool { return !there(c.table) })
 }
 
@@ -77,7 +80,7 @@ func New(pool *pgxpool.Pool, bucket Bucket, log zerolog.Logger, cfg Config) (*St
 	}
 	m := newMetrics(cfg.Registerer)
 	return &Store{
-		pool: pool, bucket: bucket, log: log, cfg: cfg, metrics: m, cache: newCache(cfg.CacheBytes, m.cacheBytes),
+		pool: pool, bucket: bucket, log: log, cfg: cfg, metrics: m, cache: newCache(cfg.CacheBytes/2, m.cacheBytes), opened: newOpened(cfg.CacheBytes/2, m.cacheBytes), hashes: newKeyHashes(keyHashesKept),
 		running: map[uuid.UUID]*job{}, writing: map[uuid.UUID]bool{}, requeue: true, retryAt: map[uint32]time.Time{},
 		settled: map[chore]any{}, storages: storages{open: map[string]openStorage{}}, presence: newPresence(),
 	}, nil
@@ -85,18 +88,25 @@ func New(pool *pgxpool.Pool, bucket Bucket, log zerolog.Logger, cfg Config) (*St
 
 // segment opens the file of a segment, from the cache if it is there and has not changed.
 func (s *Store) segment(ctx context.Context, row *segmentRow) (*segmentFile, error) {
-	if f := s.cache.file(row.id); f != nil {
+	if f := s.opened.file(row.id); f != nil {
 		return f, nil
 	}
 	bucket, err := s.bucketOf(ctx, row.storage)
 	if err != nil {
 		return nil, err
 	}
+	if version, ok := s.opened.version(row.id); ok {
+		if f, err := reopenSegment(ctx, bucket, row.expected(), version); err == nil {
+			s.opened.put(row.id, f)
+			return f, nil
+		}
+		s.opened.drop(row.id) // what is wrong, the whole object says
+	}
 	f, err := openSegment(ctx, bucket, row.expected())
 	switch {
 	case err == nil:
 		s.metrics.verifications.WithLabelValues(statusOK).Inc()
-		s.cache.put(cacheKey{row.id, wholeFile}, f, f.memory())
+		s.opened.put(row.id, f)
 	case IsCorrupt(err):
 		s.metrics.verifications.WithLabelValues(statusCorrupt).Inc()
 	default:
@@ -115,7 +125,7 @@ func (s *Store) readRows(ctx context.Context, row *segmentRow, ordinals []uint32
 			if rows, err = f.rows(ctx, ordinals, keysOnly); err == nil {
 				return rows, nil
 			}
-			s.cache.drop(row.id)
+			s.opened.drop(row.id)
 		}
 		if ctx.Err() != nil {
 			return nil, ctx.Err()

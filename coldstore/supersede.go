@@ -2,7 +2,6 @@ package coldstore
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -88,7 +87,7 @@ func (s *Store) superseded(ctx context.Context, t *managedTable, self *segmentRo
 		if err != nil {
 			return err
 		}
-		found, err := candidatesIn(ctx, tx, segments, table)
+		found, err := s.candidatesIn(ctx, tx, t, segments, table)
 		if err != nil {
 			return err
 		}
@@ -113,50 +112,82 @@ type candidates struct {
 	pairs   []pair
 }
 
-// candidatesIn goes through the key hashes of all segments once, in one query; those of one segment are in memory at a time.
-func candidatesIn(ctx context.Context, tx pgx.Tx, segments []segmentRow, table *hashTable) ([]candidates, error) {
-	byID := make(map[uuid.UUID]*segmentRow, len(segments))
-	ids := make([]uuid.UUID, len(segments))
+// candidatesIn goes through the key hashes of all segments once: those that are in memory, then, in one query, the others.
+func (s *Store) candidatesIn(ctx context.Context, tx pgx.Tx, t *managedTable, segments []segmentRow, table *hashTable) ([]candidates, error) {
+	active := make(map[uuid.UUID]*segmentRow, len(segments))
 	for i := range segments {
-		byID[segments[i].id], ids[i] = &segments[i], segments[i].id
+		active[segments[i].id] = &segments[i]
 	}
-	rows, err := tx.Query(ctx, "SELECT segment_id, key_hashes FROM koldstore.segment WHERE segment_id = ANY($1)", ids)
+	s.hashes.keep(t.oid, active)
+	var (
+		all    []candidates
+		unread []uuid.UUID
+	)
+	compare := func(segment *segmentRow, hashes []int64) error {
+		c, err := table.matches(segment, hashes)
+		if err == nil && len(c.pairs) > 0 {
+			all = append(all, c)
+		}
+		return err
+	}
+	for i := range segments {
+		hashes := s.hashes.get(t.oid, segments[i].id)
+		if hashes == nil {
+			unread = append(unread, segments[i].id)
+		} else if err := compare(&segments[i], hashes); err != nil {
+			return nil, err
+		}
+	}
+	if len(unread) == 0 {
+		return all, nil
+	}
+	rows, err := tx.Query(ctx, "SELECT segment_id, key_hashes FROM koldstore.segment WHERE segment_id = ANY($1)", unread)
 	if err != nil {
 		return nil, fmt.Errorf("read key hashes: %w", err)
 	}
-	defer rows.Close()
-	var all []candidates
-	for rows.Next() {
-		var (
-			id     uuid.UUID
-			hashes pgtype.DriverBytes // not copied
-		)
-		if err := rows.Scan(&id, &hashes); err != nil {
-			return nil, fmt.Errorf("read key hashes: %w", err)
+	var (
+		id     uuid.UUID
+		data   pgtype.DriverBytes // not copied
+		hashes []int64
+	)
+	_, err = pgx.ForEachRow(rows, []any{&id, &data}, func() error {
+		if len(data)%8 != 0 {
+			return fmt.Errorf("%w: %d bytes of key hashes of segment %s", errInvariant, len(data), id)
 		}
-		c := candidates{segment: byID[id]}
-		if int64(len(hashes)) != 8*c.segment.rows {
-			return nil, fmt.Errorf("%w: %d bytes of key hashes for %d rows of segment %s", errInvariant, len(hashes), c.segment.rows, id)
+		hashes = decodeHashes(hashes, data)
+		if err := compare(active[id], hashes); err != nil {
+			return err
 		}
-		if c.before, err = decodeDead(c.segment.dead); err != nil {
-			return nil, fmt.Errorf("segment %s: %w", id, err)
+		if s.hashes.put(t.oid, id, hashes) {
+			hashes = nil
 		}
-		dead := c.before.all()
-		for ordinal := range uint32(len(hashes) / 8) {
-			table.each(int64(binary.BigEndian.Uint64(hashes[8*ordinal:])), func(now uint32) {
-				if !dead.Contains(ordinal) {
-					c.pairs = append(c.pairs, pair{ordinal, now})
-				}
-			})
-		}
-		if len(c.pairs) > 0 {
-			all = append(all, c)
-		}
-	}
-	if err := rows.Err(); err != nil {
+		return nil
+	})
+	if err != nil {
 		return nil, fmt.Errorf("read key hashes: %w", err)
 	}
 	return all, nil
+}
+
+// matches finds the live rows of a segment that have the hash of a key in the new file.
+func (t *hashTable) matches(segment *segmentRow, hashes []int64) (candidates, error) {
+	c := candidates{segment: segment}
+	if int64(len(hashes)) != segment.rows {
+		return c, fmt.Errorf("%w: %d key hashes for %d rows of segment %s", errInvariant, len(hashes), segment.rows, segment.id)
+	}
+	var err error
+	if c.before, err = decodeDead(segment.dead); err != nil {
+		return c, fmt.Errorf("segment %s: %w", segment.id, err)
+	}
+	dead := c.before.all()
+	for ordinal, hash := range hashes {
+		t.each(hash, func(now uint32) {
+			if !dead.Contains(uint32(ordinal)) {
+				c.pairs = append(c.pairs, pair{uint32(ordinal), now})
+			}
+		})
+	}
+	return c, nil
 }
 
 func (s *Store) deathsIn(ctx context.Context, tx pgx.Tx, t *managedTable, c *candidates, self *segmentRow) (deaths, error) {

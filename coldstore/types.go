@@ -191,7 +191,7 @@ func (c *column) codec() (codec, error) {
 		return &typed[int64]{
 			quick:  quickMicros(zone),
 			parse:  inQuotes(func(s string) (int64, bool) { return timestampToMicros(s, zone) }),
-			format: quoted(func(dst []byte, v int64) []byte { return appendMicros(dst, v, zone) }),
+			format: (&timestampFormat{zone: zone}).append,
 		}, nil
 	case kindBytes:
 		return &typed[parquet.ByteArray]{parse: parseBytea, format: formatBytea}, nil
@@ -216,7 +216,7 @@ func (c *column) decimalCodec() codec {
 				v, ok := unscaled(raw)
 				return int32(v.Int64()), ok
 			},
-			format: func(dst []byte, v int32) []byte { return appendDecimal(dst, strconv.FormatInt(int64(v), 10), scale) },
+			format: func(dst []byte, v int32) []byte { return appendScaled(dst, int64(v), scale) },
 		}
 	case c.Precision <= 18:
 		return &typed[int64]{
@@ -225,7 +225,7 @@ func (c *column) decimalCodec() codec {
 				v, ok := unscaled(raw)
 				return v.Int64(), ok
 			},
-			format: func(dst []byte, v int64) []byte { return appendDecimal(dst, strconv.FormatInt(v, 10), scale) },
+			format: func(dst []byte, v int64) []byte { return appendScaled(dst, v, scale) },
 		}
 	}
 	size := decimalBytes(c.Precision)

@@ -2,6 +2,8 @@ package coldstore
 
 import (
 	"encoding/json"
+	"math"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -139,6 +141,30 @@ func FuzzEachMember(f *testing.F) {
 			if got, ok := members[key]; ok && strings.TrimSpace(string(got)) != strings.TrimSpace(string(value)) {
 				t.Fatalf("%s: %s = %s, want %s", object, key, got, value)
 			}
+		}
+	})
+}
+
+// TestFloatsAreWrittenWithTheFewestDigits compares what is written quickly with what the standard library says.
+func TestFloatsAreWrittenWithTheFewestDigits(t *testing.T) {
+	t.Parallel()
+	format := formatFloat[float64](64)
+	rapid.Check(t, func(t *rapid.T) {
+		f := rapid.OneOf(
+			rapid.Float64(),
+			rapid.Custom(func(t *rapid.T) float64 { // those that may have few digits, and their neighbours
+				f := float64(rapid.Int64Range(-1e16, 1e16).Draw(t, "digits")) / powers64[rapid.IntRange(0, 6).Draw(t, "scale")]
+				for range rapid.IntRange(0, 2).Draw(t, "steps") {
+					f = math.Nextafter(f, math.Inf(1))
+				}
+				return f
+			}),
+		).Draw(t, "f")
+		if f != f || math.IsInf(f, 0) {
+			return
+		}
+		if got, want := string(format(nil, f)), strconv.FormatFloat(f, 'f', -1, 64); got != want {
+			t.Fatalf("%s, want %s", got, want)
 		}
 	})
 }

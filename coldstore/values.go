@@ -3,6 +3,7 @@ package coldstore
 import (
 	"bytes"
 	"encoding/hex"
+	"math"
 	"math/big"
 	"strconv"
 	"strings"
@@ -30,6 +31,25 @@ func parseDecimal(raw []byte, scale, precision int) (*big.Int, bool) {
 	}
 	return v, true
 }
+
+// appendScaled is appendDecimal for numbers that an int64 holds.
+func appendScaled(dst []byte, v int64, scale int) []byte {
+	whole, fraction := v, int64(0)
+	if scale > 0 && scale < len(powersInt) {
+		whole, fraction = v/powersInt[scale], v%powersInt[scale]
+	}
+	if v < 0 {
+		dst, whole, fraction = append(dst, '-'), -whole, -fraction
+	}
+	dst = strconv.AppendInt(dst, whole, 10)
+	if scale > 0 {
+		dst = appendPadded(append(dst, '.'), fraction, scale)
+	}
+	return dst
+}
+
+// powersInt are the powers of ten that decimals of an int64 may have to be divided by.
+var powersInt = [...]int64{1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18}
 
 func appendDecimal(dst []byte, digits string, scale int) []byte {
 	if digits[0] == '-' {
@@ -84,8 +104,27 @@ func formatFloat[T float32 | float64](bits int) func(dst []byte, v T) []byte {
 		case f-f != 0:
 			return append(dst, `"-Infinity"`...)
 		}
+		if bits == 64 {
+			if scaled, scale, ok := fewDigits(f); ok {
+				return appendScaled(dst, scaled, scale)
+			}
+		}
 		return strconv.AppendFloat(dst, f, 'f', -1, bits)
 	}
+}
+
+// fewDigits finds the decimal number with at most 4 digits behind the point and 15 in all that reads as f, if there is one. No two of such
+// numbers read as the same float, so none that is shorter does: it is the one that f is written with. The search goes from the fewest
+// digits up, so the last one is no zero.
+func fewDigits(f float64) (scaled int64, scale int, ok bool) {
+	for scale, power := range powers64[:5] {
+		n := math.Round(f * power)
+		if n/power != f {
+			continue
+		}
+		return int64(n), scale, n != 0 && math.Abs(n) < 1e15 // 0 may be -0
+	}
+	return 0, 0, false
 }
 
 // inQuotes makes a parser of raw values of one for what is inside a string without escapes.

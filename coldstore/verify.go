@@ -80,7 +80,7 @@ func (s *Store) Verify(ctx context.Context, table uint32) (Report, error) {
 }
 
 func (s *Store) verifySegment(ctx context.Context, segment *segmentRow, hashes []byte, live map[int64]string, found func(string, ...any)) error {
-	s.cache.drop(segment.id)
+	s.opened.drop(segment.id)
 	f, err := s.segment(ctx, segment)
 	if err != nil {
 		if ctx.Err() != nil {

@@ -221,3 +221,38 @@ func peakMB() float64 {
 	kb, _ := strconv.ParseFloat(strings.Fields(rest + " 0")[0], 64)
 	return kb / 1024
 }
+
+// BenchmarkSmallFlushes measures what a flush of 1000 new rows costs beside so many that are in cold storage already, whose key hashes it is
+// compared with: by a leader that has them in memory, and by one that has to read them from the catalog.
+func BenchmarkSmallFlushes(b *testing.B) {
+	f := newFixture(b, nil)
+	f.ctx = context.Background()
+	tab := f.manage("narrow", narrow, "")
+	const few, times = 1000, 10
+	for have, want := 0, *benchRows; ; {
+		f.exec(strings.Replace(narrowRows, "generate_series(1, $1::int)", "generate_series($1::int, $2::int)", 1), have+1, want)
+		tab.capture(fmt.Sprintf("id > %d", have))
+		tab.mustFlush()
+		have = want
+		for _, restart := range []bool{false, true} {
+			own, server := 0.0, 0.0
+			for range times {
+				f.exec(strings.Replace(narrowRows, "generate_series(1, $1::int)", "generate_series($1::int, $2::int)", 1), have+1, have+few)
+				tab.capture(fmt.Sprintf("id > %d", have))
+				have += few
+				if restart {
+					bucket, err := coldstore.OpenLocalBucket(f.folder)
+					ok(b, err)
+					f.openStore(bucket, coldstore.DefaultConfig())
+				}
+				ownBefore, serverBefore := ownCPU(), f.serverCPU()
+				tab.mustFlush()
+				own, server = own+ownCPU()-ownBefore, server+f.serverCPU()-serverBefore
+			}
+			fmt.Printf("flush of %d rows beside %8d, hashes in memory %-5t: CPU %5.1f + %5.1f ms (koldproxy, server)\n", few, have, !restart, own*1e3/times, server*1e3/times)
+		}
+		if want = 5 * have; want > 5**benchRows {
+			break
+		}
+	}
+}
