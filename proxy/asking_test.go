@@ -60,8 +60,9 @@ func TestNamesThatLeadToADemand(t *testing.T) {
 	mustExec(t, one, "CREATE VIEW v AS SELECT * FROM koldstore.changes_since(1); CREATE FUNCTION count_v() RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FROM v /* changes_since */'")
 	mustExec(t, one, "/* for all */ CREATE VIEW everybodys AS SELECT * FROM v")
 	mustExec(t, one, "ALTER VIEW everybodys RENAME TO all_of_it")
+	mustExec(t, one, "CREATE FUNCTION by_body() RETURNS bigint LANGUAGE plpgsql AS 'BEGIN RETURN (SELECT count(*) FROM koldstore.changes_since(1)); END'")
 	for sql, conn := range map[string]*pgx.Conn{
-		"SELECT count(*) FROM all_of_it": other, "SELECT count(*) FROM v": one, "SELECT count_v()": one, "SELECT feed()": other, `SELECT "insert"()`: other, "SELECT public . insert()": other,
+		"SELECT count(*) FROM all_of_it": other, "SELECT count(*) FROM v": one, "SELECT count_v()": one, "SELECT by_body()": other, "SELECT feed()": other, `SELECT "insert"()`: other, "SELECT public . insert()": other,
 	} {
 		var n int
 		if err := conn.QueryRow(within(t), sql, pgx.QueryExecModeSimpleProtocol).Scan(&n); err != nil || n != 2 {
