@@ -172,7 +172,8 @@ func TestLargeTransactionsComeInPiecesOfOneApplyTransaction(t *testing.T) {
 	if n := query[int](d, `SELECT count(DISTINCT line) FROM recorded`); n != 20502 {
 		t.Errorf("%d lines", n)
 	}
-	if n := backlog.Load(); n > 1<<20 {
+	// What is being applied, what is queued and what waits for room in the queue: each may exceed its limit by one burst of the stream.
+	if n := backlog.Load(); n > 2*(256<<10)+3*(256<<10)+64<<10 {
 		t.Errorf("%d bytes in memory", n)
 	}
 	if s := a.Status(); s.BacklogBytes != 0 {
