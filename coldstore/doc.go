@@ -35,6 +35,11 @@
 // of an older snapshot read on in the old objects, which stay for the grace. Deletes are forgotten in the oldest segment
 // only, together with raising the floor over them.
 //
+// # Mirrors
+//
+// What flushes leave of a mirror is holes, which PostgreSQL keeps. [Store.RunJobs] writes a mirror anew once it has few rows and large
+// indexes, if that takes about a second at most; readers and writers wait for it so long.
+//
 // # Speed
 //
 // A flush is three things at once: the server copies rows out, one goroutine takes their JSON apart into typed columns, another one encodes

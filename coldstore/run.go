@@ -38,7 +38,7 @@ func (s *Store) flushNext(ctx context.Context) (worked bool, err error) {
 // doChores does everything that nobody waits for.
 func (s *Store) doChores(ctx context.Context) (worked bool, err error) {
 	var errs []error
-	for _, chore := range []func(context.Context) (bool, error){s.checkStorages, s.showPresence, s.forgetDropped, s.dropExpired, s.forgetTombstones, s.compactTables, s.sweep, s.queueDue} {
+	for _, chore := range []func(context.Context) (bool, error){s.checkStorages, s.showPresence, s.forgetDropped, s.dropExpired, s.forgetTombstones, s.compactTables, s.sweep, s.shrinkMirrors, s.queueDue} {
 		did, err := chore(ctx)
 		worked = worked || did
 		errs = append(errs, err) // one that fails does not keep the others from their work

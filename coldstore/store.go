@@ -30,6 +30,7 @@ type Store struct {
 	writing  map[uuid.UUID]bool   // segments being written in this process
 	requeue  bool                 // jobs may be left that say running and belong to nobody
 	policyAt time.Time            // when to look at the policies next
+	shrinkAt time.Time            // and at how much space mirrors take
 	retryAt  map[uint32]time.Time // tables whose flush failed, and when an automatic one is tried again
 	settled  map[chore]any        // what a table was like when there was nothing to do for it
 	prefetch prefetcher
