@@ -13,7 +13,7 @@ import (
 type item struct {
 	*event
 	verdict  string  // put, exit or delete; empty for a mirror
-	doc      *string // the row as JSON; nil for a tombstone
+	doc      *string // the row as JSON; nil for a tombstone, and in a mirror for what is still to be painted
 	oldImage *string // the row before, where the stream has it
 }
 

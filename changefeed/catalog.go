@@ -64,6 +64,7 @@ type mirror struct {
 	keys    []string    // its key columns, quoted, in the order of table.key
 	key     []attribute // the same
 	columns int         // how many columns it has; those of the key come first
+	painter painter     // the table's
 	seeding bool        // or being healed
 	page    int         // how many rows the next page of a seed has
 	mirrorStatements
@@ -154,7 +155,7 @@ func (t *Target) loadCatalog(ctx context.Context, tx pgx.Tx) (*catalog, error) {
 			tab.streams = nil
 		}
 		if tab.mirror != nil {
-			tab.mirror.mirrorStatements = newMirrorStatements(tab)
+			tab.mirror.painter, tab.mirror.mirrorStatements = tab.painter, newMirrorStatements(tab)
 		}
 		for _, s := range tab.streams {
 			s.sql = streamSQL(tab, s)

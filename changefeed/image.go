@@ -74,11 +74,16 @@ func compareMembers(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b))
 
 // image is a row, in the order of the table's columns, as a JSON object.
 func (p painter) image(row []koldproxy.Datum) string {
+	return string(p.append(make([]byte, 0, p.size(row)), row))
+}
+
+// size is about how long the image of a row is.
+func (p painter) size(row []koldproxy.Datum) int {
 	n := 2
 	for i := range p {
 		n += len(p[i].name) + len(row[i].Text) + 3
 	}
-	return string(p.append(make([]byte, 0, n), row))
+	return n
 }
 
 // append appends the image of a row.

@@ -16,7 +16,7 @@ import (
 
 // judged is what the eval session said about one row of an event.
 type judged struct {
-	image   *string // the row as JSON, from the table's painter if it has one; nil if it failed
+	image   *string // the row as JSON, from the table's painter if it has one; nil if it failed, or if only a mirror wants it and can paint it
 	failed  *pgconn.PgError
 	matches []bool                  // for each stream of the table that was asked for
 	failure map[int]*pgconn.PgError // for a stream, why its predicate said nothing
@@ -77,10 +77,12 @@ func (t *Target) judge(ctx context.Context, tx pgx.Tx, te *tableEvents, last boo
 		switch {
 		case e.problem != "":
 		case e.op != koldproxy.OpDelete:
-			if e.newJudged = te.table.paint(e.new); te.table.cannotFit(e.new, e.newJudged) {
+			if !asked && te.table.painter != nil { // what takes the image paints it
+				e.newJudged = &judged{}
+				te.table.cannotFit(e.new, e.newJudged)
 				continue
 			}
-			if asked || e.newJudged.image == nil {
+			if e.newJudged = te.table.paint(e.new); !te.table.cannotFit(e.new, e.newJudged) {
 				first = append(first, question{literal: *e.newLiteral(), answer: e.newJudged})
 			}
 		case asked:

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -17,8 +16,8 @@ type mirrorStatements struct {
 	// any takes any events; at most one for each key if keys are plain.
 	any string
 	// The others are for plain keys, and empty for others. standing is for keys that the mirror has, and leaves out those that it does
-	// not have; missing is any for those that standing has left out. copy is COPY for keys that it does not have, in the format that
-	// copyRows writes; it fails if it has one.
+	// not have; missing is any for those that standing has left out. copy is COPY of a copyStream for keys that it does not have; it
+	// fails if it has one.
 	standing, missing, copy string
 }
 
@@ -36,8 +35,8 @@ ON CONFLICT (%[3]s) DO UPDATE SET seq = EXCLUDED.seq, op = EXCLUDED.op, row_imag
 		any: fmt.Sprintf(insert, ""),
 		// An INSERT that finds its key locks the row first, which is one more record in the log.
 		standing: fmt.Sprintf(`UPDATE %s m SET seq = d.seq, op = d.op, row_image = d.row_image FROM (%s) d WHERE %s`, m.name, m.plainRows(), same),
-		missing: fmt.Sprintf(insert, fmt.Sprintf(" WHERE NOT EXISTS (SELECT FROM %s m WHERE %s AND m.seq OPERATOR(pg_catalog.=) d.seq)", m.name, same)),
-		copy:    fmt.Sprintf(`COPY %s (%s, seq, op, row_image) FROM STDIN`, m.name, keys),
+		missing:  fmt.Sprintf(insert, fmt.Sprintf(" WHERE NOT EXISTS (SELECT FROM %s m WHERE %s AND m.seq OPERATOR(pg_catalog.=) d.seq)", m.name, same)),
+		copy:     fmt.Sprintf(`COPY %s (%s, seq, op, row_image) FROM STDIN (FORMAT binary)`, m.name, keys),
 	}
 }
 
@@ -122,7 +121,16 @@ func mirrorArgs(m *mirror, items []item) []any {
 	return append(args,
 		column(items, func(it *item) int64 { return int64(it.seq) }),
 		column(items, func(it *item) int16 { return int16(it.op) }),
-		column(items, func(it *item) *string { return it.doc }))
+		column(items, m.image))
+}
+
+// image is what the mirror shows of an event: nothing of a delete.
+func (m *mirror) image(it *item) *string {
+	if it.doc != nil || it.op == koldproxy.OpDelete {
+		return it.doc
+	}
+	image := m.painter.image(it.new)
+	return &image
 }
 
 // nearby orders events so that neighbours in the index of plain keys are changed one after the other. That is about the order of the
@@ -142,44 +150,6 @@ func (m *mirror) nearby(a, b item) int {
 
 // numberKeys are plain keys that are numbers.
 var numberKeys = []uint32{pgtype.Int2OID, pgtype.Int4OID, pgtype.Int8OID, pgtype.OIDOID}
-
-// copyRows writes events for [mirrorStatements].copy.
-func copyRows(items []item) []byte {
-	size := 0
-	for i := range items {
-		size += len(items[i].keyText) + 40
-		if items[i].doc != nil {
-			size += len(*items[i].doc)
-		}
-	}
-	b := make([]byte, 0, size)
-	for i := range items {
-		it := &items[i]
-		for _, k := range it.key {
-			b = append(appendCopied(b, k), '\t')
-		}
-		b = append(strconv.AppendInt(b, int64(it.seq), 10), '\t')
-		b = append(strconv.AppendInt(b, int64(it.op), 10), '\t')
-		if it.doc != nil {
-			b = append(appendCopied(b, *it.doc), '\n')
-		} else {
-			b = append(b, "\\N\n"...)
-		}
-	}
-	return b
-}
-
-// appendCopied escapes a value for COPY's text format.
-func appendCopied(b []byte, text string) []byte {
-	for _, c := range []byte("\\\t\n\r") {
-		if strings.IndexByte(text, c) >= 0 {
-			return append(b, copyEscapes.Replace(text)...)
-		}
-	}
-	return append(b, text...)
-}
-
-var copyEscapes = strings.NewReplacer("\\", `\\`, "\t", `\t`, "\n", `\n`, "\r", `\r`)
 
 // column is a field of each item, to be a parameter.
 func column[T any](items []item, field func(it *item) T) []T {

@@ -1,7 +1,6 @@
 package changefeed
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -282,48 +281,6 @@ func sendAndCheck(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, p *plan) err
 	}
 	return nil
 }
-
-// errStanding says that COPY has met a key that the mirror has.
-var errStanding = errors.New("the mirror has a key that seemed new")
-
-const (
-	// copyFrom is for how many new keys COPY is worth a round trip of its own.
-	copyFrom = 200
-	// copyPause is for how many batches COPY is not tried after it has met a key that was there: a tombstone, mostly.
-	copyPause = 64
-)
-
-// copies says whether new keys are to be written by COPY, and counts the batches for which they are not.
-func (w *write) copies() bool {
-	m := w.table.mirror
-	if w.stream != nil || m.copy == "" || m.seeding || len(w.effective) < copyFrom {
-		return false
-	}
-	if m.noCopy > 0 {
-		m.noCopy--
-		return false
-	}
-	return true
-}
-
-// copyIn writes new keys by COPY, which is the cheapest way for the server and for its log.
-func (t *Target) copyIn(ctx context.Context, tx pgx.Tx, w *write) error {
-	m := w.table.mirror
-	tag, err := tx.Conn().PgConn().CopyFrom(ctx, bytes.NewReader(copyRows(w.effective)), m.copy)
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Code == codeUniqueViolation {
-		m.noCopy = copyPause
-		return errStanding
-	}
-	if err != nil {
-		return fmt.Errorf("copy into a mirror: %w", err)
-	}
-	t.done.mirrorRows += tag.RowsAffected()
-	return nil
-}
-
-// codeUniqueViolation is PostgreSQL's unique_violation.
-const codeUniqueViolation = "23505"
 
 func (p *plan) sources() []*table {
 	out := make([]*table, len(p.tables))
