@@ -66,6 +66,7 @@ BEGIN
 	END IF;
 END $$;
 CREATE FUNCTION koldstore.key_may_be_null(tab text, col text) RETURNS boolean LANGUAGE sql STABLE AS 'SELECT false';
+CREATE FUNCTION koldstore.compares_keys(key anyelement, value anycompatible) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT true';
 CREATE FUNCTION koldstore.show_streams(live jsonb DEFAULT '{}')
 RETURNS TABLE (name text, "table" text, predicate text, consumers integer, lag bigint) LANGUAGE sql STABLE AS $$
 	SELECT s.name, s.source, s.predicate, coalesce((live -> s.name ->> 'consumers')::int, 0), (live -> s.name ->> 'lag')::bigint

@@ -214,7 +214,7 @@ func (r *rewriter) spliceAfter(s statementRange, f *frame, at, end int) *koldpro
 	}
 	r.findNullable(s, f, at, keys)
 
-	anchor := r.tokens[at].start
+	anchor, stored := r.tokens[at].start, r.createsView(s)
 	var condition []piece
 	if from, to, ok := f.find(tWhere, at); ok {
 		if from == to {
@@ -223,14 +223,14 @@ func (r *rewriter) spliceAfter(s statementRange, f *frame, at, end int) *koldpro
 		first, last := r.tokens[from].start, r.tokens[to-1].end
 		r.edits = append(r.edits, edit{start: first, end: first, anchor: anchor, pieces: []piece{insert("(")}})
 		condition = append(condition, insert(") AND ("))
-		condition = append(condition, keyset(keys, r.quoter())...)
+		condition = append(condition, keyset(keys, r.quoter(), stored)...)
 		r.edits = append(r.edits, edit{start: last, end: last, anchor: anchor, pieces: append(condition, insert(")"))})
 	} else {
 		// In front of WINDOW or ORDER BY, directly behind the last token, so that no comment can swallow it.
 		order, _, _ := f.find(tOrder, at)
 		last := r.tokens[order-3].end
 		condition = append(condition, insert(" WHERE "))
-		condition = append(condition, keyset(keys, r.quoter())...)
+		condition = append(condition, keyset(keys, r.quoter(), stored)...)
 		r.edits = append(r.edits, edit{start: last, end: last, anchor: anchor, pieces: condition})
 	}
 	r.edits = append(r.edits, edit{start: anchor, end: r.tokens[end].end, anchor: anchor, pieces: []piece{insert(" ")}})

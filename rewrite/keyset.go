@@ -51,9 +51,17 @@ import "slices"
 //
 // for each operator that it has: PostgreSQL compares rows by members of B-tree families alone, which only superusers make, and refuses
 // the statement when it finds anything else. The planner takes this part away, before it is ever run.
+//
+// What the search path leads to may also be the operators of another type: those of text for citext, when the schema of the extension is
+// not in the path or the value is a text. So for each key there is
+//
+//	AND koldstore.compares_keys(CASE WHEN FALSE THEN k END, CASE WHEN FALSE THEN v END)
+//
+// which the planner computes from the two types, and which is an error where the key's own operators are not the ones that were found.
 
-// keyset writes the condition in parentheses.
-func keyset(keys []orderKey, q *quoter) []piece {
+// keyset writes the condition in parentheses. stored says that the text is kept for statements to come, in a view: what the server is asked
+// here would be asked again then, about another search path.
+func keyset(keys []orderKey, q *quoter, stored bool) []piece {
 	w := &keysetWriter{keys: keys, quotes: q}
 	w.text("(")
 	switch {
@@ -82,6 +90,9 @@ func keyset(keys []orderKey, q *quoter) []piece {
 	}
 	w.text(")")
 	w.proof()
+	if !stored {
+		w.types()
+	}
 	return w.pieces
 }
 
@@ -100,6 +111,24 @@ func (w *keysetWriter) proof() {
 		w.text(", 0)")
 	}
 	w.text(")")
+}
+
+// types writes that the operators are those of the keys' types.
+func (w *keysetWriter) types() {
+	for _, k := range w.keys {
+		if k.isNull == alwaysNull {
+			continue
+		}
+		w.text(" AND koldstore.compares_keys(CASE WHEN FALSE THEN ")
+		w.key(k)
+		w.text(" END, CASE WHEN FALSE THEN ")
+		if k.literal { // it takes the type of the key
+			w.key(k)
+		} else {
+			w.value(k)
+		}
+		w.text(" END)")
+	}
 }
 
 // uniform reports whether all keys have the same direction.

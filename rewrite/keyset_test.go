@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"pgregory.net/rapid"
 )
 
@@ -39,10 +40,69 @@ func TestConditions(t *testing.T) {
 		got := mustRewrite(t, "SELECT FROM t ORDER BY "+c.order+" LIMIT 5 AFTER ("+c.values+")")
 		got, _, _ = strings.Cut(strings.TrimPrefix(got, "SELECT FROM t WHERE "), " ORDER BY")
 		want := c.want + proofOf(c.want)
-		if got != want {
+		if got := withoutTypes(got); got != want {
 			t.Errorf("%s after %s:\ngot  %s\nwant %s", c.order, c.values, got, want)
 		}
 	}
+}
+
+// TestKeysOfExtensions has keys whose operators are in a schema of their own. Pages are in the order of the query or are refused: those of
+// text, which PostgreSQL takes where it finds no others, know upper case from lower case.
+func TestKeysOfExtensions(t *testing.T) {
+	t.Parallel()
+	conn := connect(t)
+	exec(t, conn, `CREATE SCHEMA ext; CREATE EXTENSION citext SCHEMA ext; CREATE DOMAIN folded AS ext.citext;
+		CREATE TABLE people (id int PRIMARY KEY, name ext.citext, d folded, v varchar, list ext.citext[]);
+		INSERT INTO people SELECT i, n, n, n, ARRAY[n::ext.citext] FROM unnest(ARRAY['a', 'B', 'c', 'D', 'e']) WITH ORDINALITY x(n, i)`)
+	read := func(sql string, args ...any) (string, string) {
+		rows, _ := conn.Query(context.Background(), mustRewrite(t, sql), append([]any{pgx.QueryExecModeExec}, args...)...)
+		got, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		pgErr, _ := errors.AsType[*pgconn.PgError](err)
+		if pgErr != nil {
+			return pgErr.Code, pgErr.Hint
+		}
+		return strings.Join(got, " "), ""
+	}
+	for _, c := range []struct{ sql, without, with string }{
+		{"ORDER BY name LIMIT 2 AFTER ('B')", "42883", "c D"},
+		{"ORDER BY name DESC LIMIT 2 AFTER ('c')", "42883", "B a"},
+		{"ORDER BY d LIMIT 2 AFTER ('b')", "42883", "c D"},
+		{"ORDER BY name, id LIMIT 2 AFTER ('b', 2)", "42883", "c D"},
+		{"ORDER BY id, name LIMIT 2 AFTER (2, 'b')", "42883", "c D"},
+		{"ORDER BY id DESC, name LIMIT 2 AFTER (3, 'c')", "42883", "B a"},
+		{"ORDER BY name LIMIT 2 AFTER ('b'::ext.citext)", "42883", "c D"},
+		{"ORDER BY name LIMIT 2 AFTER ('b'::text)", "42883", "42804"},
+		{"ORDER BY name LIMIT 2 AFTER ((SELECT v FROM people WHERE id = 2))", "42883", "42804"},
+		{"ORDER BY name LIMIT 2 AFTER (lower('B'))", "42883", "42804"},
+		{"ORDER BY list LIMIT 2 AFTER ('{b}')", "c D", "c D"},
+		{`ORDER BY v COLLATE "C" LIMIT 2 AFTER ('B')`, "D a", "D a"},
+		{`ORDER BY v COLLATE pg_catalog."C" DESC NULLS LAST, id LIMIT 2 AFTER ('a', 1)`, "D B", "D B"},
+		{"ORDER BY name LIMIT 2 AFTER (NULL)", "", ""},
+	} {
+		for path, want := range map[string]string{"public": c.without, "public, ext": c.with} {
+			exec(t, conn, "SET search_path = "+path)
+			got, hint := read("SELECT name::text AS it FROM public.people " + c.sql)
+			if got != want || want == "42883" && hint != "Add schema ext to search_path." || want == "42804" && !strings.Contains(hint, "citext") {
+				t.Errorf("%s in %s: got %q (%s), want %q", c.sql, path, got, hint, want)
+			}
+		}
+	}
+	exec(t, conn, "SET search_path = public, ext")
+	if got, _ := read("SELECT name::text AS it FROM people ORDER BY name LIMIT 2 AFTER ($1)", "b"); got != "c D" { // a parameter takes the type of the key
+		t.Errorf("with a parameter: %s", got)
+	}
+	sql := mustRewrite(t, "SELECT name FROM people ORDER BY name LIMIT 2 AFTER ($1)")
+	if _, err := conn.PgConn().Prepare(context.Background(), "", sql, []uint32{pgtype.VarcharOID}); err != nil {
+		t.Error(err)
+	} else if err := conn.PgConn().ExecPrepared(context.Background(), "", [][]byte{[]byte("b")}, nil, nil).Read().Err; err == nil {
+		t.Error("a parameter of another type is compared") // JDBC's setString
+	}
+	plan := explain(t, conn, mustRewrite(t, "SELECT name FROM people ORDER BY name DESC LIMIT 2 AFTER ('B')"))
+	if strings.Contains(plan, "koldstore") || strings.Contains(plan, "CASE") {
+		t.Errorf("the question about types is part of the plan:\n%s", plan)
+	}
+	exec(t, conn, mustRewrite(t, "CREATE VIEW kept AS SELECT name FROM people ORDER BY name LIMIT 2 AFTER ('B')"))
+	exec(t, conn, "SET search_path = public; SELECT * FROM kept")
 }
 
 // proofOf is what stands behind a condition: each of its comparisons once more, as rows, unless it is one of rows.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -16,24 +15,26 @@ import (
 
 func TestMain(m *testing.M) { localpg.Main(m) }
 
-// keyMayBeNull is the one function of the catalog that rewritten queries call, as the migrations define it.
-var keyMayBeNull = sync.OnceValues(func() (string, error) {
-	const head, tail = "CREATE FUNCTION koldstore.key_may_be_null", "END $$;"
-	files, err := filepath.Glob("../migrations/sql/*.sql")
-	if err != nil {
-		return "", err
-	}
-	for _, f := range files {
-		text, err := os.ReadFile(f)
+// called are the functions of the catalog that rewritten queries call, and those that these call, as the migrations define them.
+var called = sync.OnceValues(func() (functions string, err error) {
+	for _, f := range []struct{ file, head, tail string }{
+		{"002_commands.sql", "CREATE FUNCTION koldstore.key_may_be_null", "END $$;"},
+		{"003_feed.sql", "CREATE FUNCTION koldstore.base_type", "END;"},
+		{"016_key_operators.sql", "CREATE FUNCTION koldstore.key_operators", "END;"},
+		{"016_key_operators.sql", "CREATE FUNCTION koldstore.compares_keys", "END $$;"},
+	} {
+		text, err := os.ReadFile("../migrations/sql/" + f.file)
 		if err != nil {
 			return "", err
 		}
-		if _, body, ok := strings.Cut(string(text), head); ok {
-			body, _, _ = strings.Cut(body, tail)
-			return head + body + tail, nil
+		_, body, found := strings.Cut(string(text), f.head)
+		if !found {
+			return "", errors.New(f.file + " has no " + f.head)
 		}
+		body, _, _ = strings.Cut(body, f.tail)
+		functions += f.head + body + f.tail
 	}
-	return "", errors.New("the migrations have no koldstore.key_may_be_null")
+	return functions, nil
 })
 
 // conforming are the options of an ordinary session.
@@ -48,12 +49,12 @@ func connect(t testing.TB) *pgx.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close(context.Background()) })
-	function, err := keyMayBeNull()
+	functions, err := called()
 	if err != nil {
 		t.Fatal(err)
 	}
 	exec(t, conn, "CREATE SCHEMA koldstore")
-	exec(t, conn, function)
+	exec(t, conn, functions)
 	return conn
 }
 

@@ -27,6 +27,19 @@ func (r *rewriter) findNullable(s statementRange, f *frame, at int, keys []order
 	}
 }
 
+// createsView reports whether a statement keeps its text for others to come.
+func (r *rewriter) createsView(s statementRange) bool {
+	if !r.is(s.from, tCreate) {
+		return false
+	}
+	for i := s.from + 1; i < s.to && !r.is(i, tAs) && !r.is(i, tOpen); i++ {
+		if r.is(i, tView) {
+			return true
+		}
+	}
+	return false
+}
+
 // tableNames are the folded names of a table in FROM: its own, and the one that qualifies its columns.
 type tableNames struct{ table, name string }
 

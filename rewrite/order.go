@@ -10,14 +10,16 @@ type span struct{ start, end int }
 
 // orderKey is one key of ORDER BY together with its value in AFTER.
 type orderKey struct {
-	column     span // the column reference to compare, as typed
-	first      int  // its first token
+	column     span // what to compare, as typed: the column reference and its COLLATE
+	first      int  // first token of the column reference
 	last       int  // its last token
+	end        int  // last token of its COLLATE; last without one
 	desc       bool
 	nullsFirst bool
 
-	value  span
-	isNull nullness
+	value   span
+	isNull  nullness
+	literal bool // the value is a string without a type of its own
 
 	// table is the table whose column this surely is, as SQL; empty where it is not known. See findNullable.
 	table string
@@ -45,21 +47,21 @@ func (r *rewriter) orderKeys(f *frame, at int) ([]orderKey, *koldproxy.Error) {
 		}
 		key, ok := r.orderKey(start, i)
 		if !ok {
-			return nil, r.unsupported(at, "AFTER is supported only where ORDER BY names columns, with ASC or DESC and NULLS FIRST or LAST")
+			return nil, r.unsupported(at, "AFTER is supported only where ORDER BY names columns, with COLLATE, ASC or DESC, NULLS FIRST or LAST")
 		}
-		if key.first == key.last {
+		if key.first == key.end { // only a bare name can be one of the select list
 			item, found := r.outputName(f, key.name)
 			switch {
 			case found && !item.plain:
 				return nil, r.unsupported(at, `AFTER is not supported where "`+key.name+`" in ORDER BY is or may be an expression of the select list`)
 			case found:
-				key.first, key.last = item.from, item.to-1
+				key.first, key.last, key.end = item.from, item.to-1, item.to-1
 				if key.name, found = r.name(key.last); !found {
 					return nil, r.unsupported(at, "AFTER is supported only where ORDER BY names columns")
 				}
 			}
 		}
-		key.column = span{r.tokens[key.first].start, r.tokens[key.last].end}
+		key.column = span{r.tokens[key.first].start, r.tokens[key.end].end}
 		if keys = append(keys, key); len(keys) > maxKeys {
 			return nil, r.unsupported(at, "AFTER is supported with at most 32 keys")
 		}
@@ -70,7 +72,7 @@ func (r *rewriter) orderKeys(f *frame, at int) ([]orderKey, *koldproxy.Error) {
 	return keys, nil
 }
 
-// orderKey reads one key: column [ASC | DESC] [NULLS FIRST | LAST].
+// orderKey reads one key: column [COLLATE name] [ASC | DESC] [NULLS FIRST | LAST].
 func (r *rewriter) orderKey(from, to int) (key orderKey, ok bool) {
 	explicit := false
 	if to-2 > from && r.is(to-2, tNulls) && (r.is(to-1, tFirst) || r.is(to-1, tLast)) {
@@ -83,6 +85,15 @@ func (r *rewriter) orderKey(from, to int) (key orderKey, ok bool) {
 	}
 	if !explicit {
 		key.nullsFirst = key.desc
+	}
+	key.end = to - 1
+	for i := from; i < to; i++ {
+		if r.is(i, tCollate) && !r.is(i-1, tDot) {
+			if !r.isColumnReference(i+1, to) {
+				return key, false
+			}
+			to = i
+		}
 	}
 	if !r.isColumnReference(from, to) {
 		return key, false
@@ -119,6 +130,7 @@ func (r *rewriter) afterValues(keys []orderKey, at, end int) *koldproxy.Error {
 		if n < len(keys) {
 			keys[n].value = span{r.tokens[start].start, r.tokens[i-1].end}
 			keys[n].isNull = r.nullness(start, i)
+			keys[n].literal = i == start+1 && r.is(start, tString)
 		}
 		if n++; n == len(keys)+1 {
 			return r.wrongCount(keys, start, "AFTER has more values than ORDER BY has keys")

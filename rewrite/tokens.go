@@ -44,6 +44,7 @@ const (
 	tBy           = pg_query.Token_BY
 	tCall         = pg_query.Token_CALL
 	tCase         = pg_query.Token_CASE
+	tCollate      = pg_query.Token_COLLATE
 	tCommit       = pg_query.Token_COMMIT
 	tConstraint   = pg_query.Token_CONSTRAINT
 	tCreate       = pg_query.Token_CREATE
