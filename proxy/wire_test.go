@@ -35,8 +35,8 @@ type wireCase struct {
 	proxy  bool
 	before int // major version of PostgreSQL from which on it is not held; 0 for never
 	setup  []string
-	steps []wireStep
-	line  int
+	steps  []wireStep
+	line   int
 }
 
 type wireStep struct {
