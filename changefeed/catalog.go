@@ -158,6 +158,7 @@ func (t *Target) loadCatalog(ctx context.Context, tx pgx.Tx) (*catalog, error) {
 			tab.mirror.painter, tab.mirror.mirrorStatements = tab.painter, newMirrorStatements(tab)
 		}
 		for _, s := range tab.streams {
+			t.metrics.knowStream(s.label)
 			s.sql = streamSQL(tab, s)
 		}
 	}

@@ -57,7 +57,7 @@ const (
 func (f *Fulfiller) Fulfil(ctx context.Context, database string, text json.RawMessage) (json.RawMessage, error) {
 	d, err := koldproxy.ParseDemand(text)
 	if err != nil {
-		f.metrics.demands.WithLabelValues("invalid", "error").Inc()
+		f.metrics.demands.WithLabelValues(invalidDemand, outcomeError).Inc()
 		return nil, err
 	}
 	var answer json.RawMessage
@@ -67,9 +67,9 @@ func (f *Fulfiller) Fulfil(ctx context.Context, database string, text json.RawMe
 	default:
 		answer, err = f.flush(ctx, database, d)
 	}
-	outcome := "ok"
+	outcome := outcomeOK
 	if err != nil {
-		outcome = "error"
+		outcome = outcomeError
 		f.log.Debug().Err(err).Str("db", database).Str("kind", d.Kind).Uint32("table", d.Table).Msg("a demand could not be answered")
 	}
 	f.metrics.demands.WithLabelValues(d.Kind, outcome).Inc()

@@ -31,6 +31,7 @@ type host struct {
 	pool   *pgxpool.Pool // the service role
 	app    *pgx.Conn     // an ordinary role that owns schema public
 	config changefeed.Config
+	counts *changefeed.Metrics // nil to count into the void
 	change func(*walapply.Config)
 
 	applier *walapply.Applier
@@ -115,7 +116,7 @@ func (h *host) run() *walapply.Applier {
 	}
 	var applier *walapply.Applier
 	h.config.Wake = func() { applier.Poke() }
-	target, err := changefeed.NewTarget(h.config, log, nil)
+	target, err := changefeed.NewTarget(h.config, log, h.counts)
 	must(h.t, err)
 	cfg := walapply.DefaultConfig(h.dsn)
 	cfg.TakeoverInterval = 20 * time.Millisecond

@@ -1,6 +1,10 @@
 package changefeed
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/koldproxy/koldproxy"
+)
 
 // Metrics counts what this package does, for all databases together. Work of a transaction is counted when it has committed.
 type Metrics struct {
@@ -41,11 +45,29 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 			Help: "Demands of SQL functions that were answered, by kind and outcome.",
 		}, []string{"kind", "outcome"}),
 	}
+	// Every series begins at 0: an alert on an increase does not see the first step of one that begins with it. See also knowStream.
+	for _, kind := range []string{koldproxy.DemandColdPage, koldproxy.DemandFlush} {
+		for _, outcome := range []string{outcomeOK, outcomeError} {
+			m.demands.WithLabelValues(kind, outcome)
+		}
+	}
+	m.demands.WithLabelValues(invalidDemand, outcomeError)
 	if r != nil {
 		r.MustRegister(m.mirrorRows, m.seededRows, m.healedRows, m.events, m.eventsLost, m.quarantined, m.broken, m.published, m.skipped, m.swept, m.demands)
 	}
 	return m
 }
+
+// The values of the labels of demands, besides the kinds that there are.
+const (
+	outcomeOK     = "ok"
+	outcomeError  = "error"
+	invalidDemand = "invalid"
+)
+
+// knowStream begins what is counted of one stream, by schema.name, at 0; forgetStream is for one that was dropped.
+func (m *Metrics) knowStream(label string)   { m.eventsLost.WithLabelValues(label) }
+func (m *Metrics) forgetStream(label string) { m.eventsLost.DeleteLabelValues(label) }
 
 // tally is what a transaction has done so far.
 type tally struct {

@@ -238,7 +238,10 @@ func (t *Tail) look(ctx context.Context) ([]*tailed, error) {
 			err = t.skipIfFarBehind(ctx, s)
 		}
 		if err != nil {
-			return nil, err
+			if err = t.unlessDropped(ctx, s, err); err != nil {
+				return nil, err
+			}
+			continue
 		}
 		t.streams[s.id] = s
 	}
@@ -254,9 +257,11 @@ func (t *Tail) keepOnly(present map[int64]bool) {
 		if !present[id] {
 			delete(t.streams, id)
 			delete(t.lag, s.label)
+			t.metrics.forgetStream(s.label)
 		}
 	}
 	for _, s := range t.streams { // after the deletions: a stream may have been dropped and created again
+		t.metrics.knowStream(s.label)
 		if entry := t.lag[s.label]; entry.topic == "" {
 			t.lag[s.label] = liveStream{topic: s.topic}
 		}
@@ -313,7 +318,7 @@ func (t *Tail) drain(ctx context.Context, s *tailed) error {
 		n, err := t.page(ctx, s)
 		if err != nil {
 			s.events = -1 // look again
-			return err
+			return t.unlessDropped(ctx, s, err)
 		}
 		if n < t.cfg.PageRows {
 			t.setLag(s, 0)
@@ -335,6 +340,16 @@ func (t *Tail) drain(ctx context.Context, s *tailed) error {
 			return err
 		}
 	}
+}
+
+// unlessDropped is nil if a stream could not be read because it, or its log, has been dropped meanwhile, and err otherwise.
+func (t *Tail) unlessDropped(ctx context.Context, s *tailed, err error) error {
+	var there bool
+	look := t.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM koldstore.stream s JOIN pg_catalog.pg_class c ON c.oid = s.log_oid WHERE s.stream_id = $1)`, s.id).Scan(&there)
+	if look == nil && !there {
+		return nil
+	}
+	return err
 }
 
 // page publishes up to PageRows events. Expired ones are past: they are counted as read and not published.

@@ -36,9 +36,13 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		r.MustRegister(c)
 		return c
 	}
-	byStatus := func(name, help string) *prometheus.CounterVec {
+	// Every series begins at 0: an alert on an increase does not see the first step of one that begins with it.
+	byStatus := func(name, help string, statuses ...string) *prometheus.CounterVec {
 		c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help}, []string{"status"})
 		r.MustRegister(c)
+		for _, status := range statuses {
+			c.WithLabelValues(status)
+		}
 		return c
 	}
 	histogram := func(name, help string, buckets []float64) prometheus.Histogram {
@@ -47,17 +51,17 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		return h
 	}
 	m := &metrics{
-		flushes:       byStatus("flushes_total", "Flush jobs that ended, by status (completed, not_due, error, cancelled, queued: put back)."),
+		flushes:       byStatus("flushes_total", "Flush jobs that ended, by status (completed, not_due, error, cancelled, queued: put back).", jobCompleted, jobNotDue, jobError, jobCancelled, jobQueued),
 		flushSeconds:  histogram("flush_seconds", "Duration of flush jobs.", prometheus.ExponentialBuckets(0.01, 4, 9)),
 		rowsFlushed:   counter("flushed_rows_total", "Rows moved from mirrors into segments."),
 		bytesWritten:  counter("written_bytes_total", "Bytes of published segments."),
 		segments:      counter("segments_published_total", "Segments that became active."),
 		conflicts:     counter("publish_conflicts_total", "Files that were given up because another flush had published first."),
-		compactions:   byStatus("compactions_total", "Replacements of segments by a compacted one, by status (ok, error)."),
-		pages:         byStatus("pages_total", "Pages read, by status (ok, error)."),
+		compactions:   byStatus("compactions_total", "Replacements of segments by a compacted one, by status (ok, error).", statusOK, statusError),
+		pages:         byStatus("pages_total", "Pages read, by status (ok, error).", statusOK, statusError),
 		pageSeconds:   histogram("page_seconds", "Duration of page reads.", prometheus.ExponentialBuckets(0.0005, 2, 14)),
 		rowsRead:      counter("page_rows_total", "Rows returned in pages."),
-		verifications: byStatus("verifications_total", "Objects whose checksum was compared with the catalog, by status (ok, corrupt, error)."),
+		verifications: byStatus("verifications_total", "Objects whose checksum was compared with the catalog, by status (ok, corrupt, error).", statusOK, statusCorrupt, statusError),
 		cacheBytes:    prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Subsystem: subsystem, Name: "cache_bytes", Help: "Memory of opened segments and of rows that were decoded lately."}),
 		dropped:       counter("segments_dropped_total", "Segments dropped by retention."),
 		deleted:       counter("objects_deleted_total", "Objects removed from the bucket."),
