@@ -30,6 +30,9 @@ type SetupError struct {
 	abandon bool
 }
 
+// WillClose says that the gap is closed without anybody's help, by the koldproxy that leads.
+func (e *SetupError) WillClose() bool { return e.closes }
+
 // Error returns problem, hint and what is waited for.
 func (e *SetupError) Error() string {
 	if e.Waits != "" {

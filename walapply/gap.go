@@ -31,7 +31,7 @@ func gap(format string, args ...any) *SetupError {
 
 // What is to be done about a gap depends on [Config.OnGap].
 const (
-	hintStop   = `changes may be missing, so nothing is applied until koldstore.heal_gap() is called; see docs/operations.md, "Gaps"`
+	hintStop   = `changes may be missing, so nothing is applied until somebody runs koldproxy heal, or the service role calls koldstore.heal_gap(); see docs/operations.md, "Gaps"`
 	hintCloses = `changes may be missing, so applying begins anew by itself, with a new replication slot: feeds are compared with their tables, streams show a hole; see docs/operations.md, "Gaps"`
 )
 
