@@ -387,6 +387,44 @@ func TestRunFlushesWhatIsDueAndWakesUp(t *testing.T) {
 	}
 }
 
+// TestTablesAreFlushedBesideEachOther holds the flush of one table up until that of another one has ended.
+func TestTablesAreFlushedBesideEachOther(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, func(cfg *coldstore.Config) { cfg.PolicyInterval = time.Hour })
+	slow := f.messages("")
+	quick := f.manage("quick", "id bigint PRIMARY KEY, v text", "id bigint PRIMARY KEY", "")
+	slow.put(1, "x")
+	quick.put(1, "x")
+	ended := make(chan struct{})
+	var first atomic.Bool
+	f.failpoint(func(step string) error {
+		if step == "planned" && first.CompareAndSwap(false, true) {
+			<-ended
+		}
+		return nil
+	})
+	slowJob, err := f.store.Enqueue(t.Context(), slow.oid, true)
+	ok(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- f.store.Run(ctx) }()
+	eventually(t, "the first flush is held up", first.Load)
+	_, err = f.store.Enqueue(t.Context(), quick.oid, true)
+	ok(t, err)
+	eventually(t, "the second one ends", func() bool { return quick.hot() == 0 })
+	if slow.hot() != 1 {
+		t.Error("the first one did not wait")
+	}
+	close(ended)
+	eventually(t, "the first one ends too", func() bool {
+		var status string
+		f.scan("SELECT status FROM koldstore.job WHERE job_id = $1", []any{slowJob.JobID}, &status)
+		return status == "completed"
+	})
+	cancel()
+	ok(t, <-done)
+}
+
 // eventually waits for something another goroutine does.
 func eventually(t *testing.T, what string, true func() bool) {
 	t.Helper()

@@ -168,6 +168,42 @@ func checkTyped(t *testing.T, name string) {
 	}
 }
 
+// TestColumnsThatBecomeOthers gives a column another type, and then another column its name: images stay what they were, and every file
+// has its own idea of the column.
+func TestColumnsThatBecomeOthers(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	tab := f.messages("")
+	images := []string{`{"v": "12", "id": 1}`, `{"v": 12, "id": 2}`, `{"v": "2026-01-02T03:04:05", "id": 3}`}
+	for i, change := range []string{"", "ALTER TABLE messages ALTER v TYPE integer USING v::integer", "ALTER TABLE messages DROP v, ADD v timestamp"} {
+		if change != "" {
+			f.exec(change)
+		}
+		tab.seq++
+		f.exec("INSERT INTO "+tab.mirror+" VALUES ($1, $2, 1, $3)", i+1, tab.seq, images[i])
+		tab.mustFlush(1, 1)
+	}
+	tab.verified()
+	page, err := f.store.Page(t.Context(), coldstore.PageRequest{Table: tab.oid, Segments: tab.ids(), Mode: coldstore.ModeForward, Limit: 10})
+	ok(t, err)
+	for i, r := range page.Rows {
+		if string(r.Image) != images[i] {
+			t.Errorf("%s, want %s", r.Image, images[i])
+		}
+	}
+	var found []string
+	for _, s := range tab.segments() {
+		r, err := file.OpenParquetFile(filepath.Join(f.folder, s.Object), false)
+		ok(t, err)
+		c := r.MetaData().Schema.Column(r.MetaData().Schema.ColumnIndexByName("v"))
+		found = append(found, fmt.Sprintf("%s %d", c.PhysicalType(), c.SchemaNode().FieldID()))
+		ok(t, r.Close())
+	}
+	if got := strings.Join(found, ", "); got != "BYTE_ARRAY 2, INT32 2, INT64 3" {
+		t.Errorf("types and field ids of the column: %s", got)
+	}
+}
+
 func TestMissingIsNotNull(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
