@@ -159,7 +159,8 @@ func TestMayDemand(t *testing.T) {
 		"SELECT * FROM koldstore.changes_since('t')", "select * from KoldStore.Changes_Since('t')", `SELECT * FROM "koldstore"."changes_since"('t')`,
 		"SELECT * FROM koldstore /*x*/ . changes_since ('t')", `SELECT * FROM U&"kold\0073tore".changes_since('t')`, `SELECT U&"koldstore".U&"changes!005fsince" UESCAPE '!' ('t')`,
 		"SELECT changes_since('t')", "SELECT flush_table ('t')", "SELECT 1; SELECT koldstore.flush_table('t', wait => true)", "DECLARE c CURSOR FOR SELECT * FROM koldstore.changes_since('t')",
-		"SHOW STREAMS; SELECT changes_since('t')",
+		"SHOW STREAMS; SELECT changes_since('t')", "DO $$ BEGIN PERFORM koldstore.changes_since('t'); END $$", "SELECT 1; do language plpgsql 'BEGIN PERFORM flush_table(1); END'",
+		"CREATE OR REPLACE FUNCTION f() RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FROM koldstore.changes_since(1)'",
 	} {
 		if !Rewrite(sql, conforming).MayDemand {
 			t.Errorf("%s: no demand expected", sql)
@@ -167,6 +168,7 @@ func TestMayDemand(t *testing.T) {
 	}
 	for _, sql := range []string{
 		"SELECT 'koldstore.changes_since'", `SELECT * FROM "KoldStore"."Changes_Since"('t')`, "SELECT changes_since FROM t", "SELECT 1 -- koldstore.changes_since('t')", "SELECT $$changes_since('t')$$",
+		"DO $$ BEGIN END $$; SELECT 'changes_since'", "CREATE VIEW v AS SELECT 'changes_since'",
 	} {
 		if Rewrite(sql, conforming).MayDemand {
 			t.Errorf("%s: a demand expected", sql)

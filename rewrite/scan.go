@@ -115,8 +115,11 @@ func (s *source) hasBackslash() bool {
 }
 
 // callsDemanding looks for a function of demanding by name: behind a dot, or in front of a parenthesis and found through
-// the search path.
+// the search path. Where a literal is a body, of a DO block or of a function that is being made, its words count.
 func (s *source) callsDemanding() bool {
+	if s.bodyDemands() {
+		return true
+	}
 	for i := range s.tokens {
 		if !s.is(i-1, tDot) && !s.is(i+1, tOpen) && !s.is(i+1, tUescape) {
 			continue
@@ -129,6 +132,19 @@ func (s *source) callsDemanding() bool {
 			if name == f {
 				return true
 			}
+		}
+	}
+	return false
+}
+
+// bodyDemands says whether a statement with a body has a name of demanding somewhere.
+func (s *source) bodyDemands() bool {
+	if !mentionsDemanding(s.sql) {
+		return false
+	}
+	for _, st := range s.statementsOf() {
+		if (s.is(st.from, tDo) || st.opaque) && mentionsDemanding(s.sql[s.tokens[st.from].start:s.tokens[st.to-1].end]) {
+			return true
 		}
 	}
 	return false

@@ -53,6 +53,7 @@ const (
 	tDeclare      = pg_query.Token_DECLARE
 	tDesc         = pg_query.Token_DESC
 	tDistinct     = pg_query.Token_DISTINCT
+	tDo           = pg_query.Token_DO
 	tDouble       = pg_query.Token_DOUBLE_P
 	tDrop         = pg_query.Token_DROP
 	tEnd          = pg_query.Token_END_P
