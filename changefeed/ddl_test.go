@@ -144,3 +144,27 @@ func TestDefinitionsChangeUnderLoad(t *testing.T) {
 	// Documents never show a value under another column's name.
 	h.expect(`SELECT count(*) FROM _stream_s, jsonb_each(doc) d WHERE d.key ~ '^[cd][0-9]' AND d.value::text <> substr(d.key, 2)`, "0")
 }
+
+// What goes with CASCADE takes the streams along that need it, which say what they have lost; the others go on.
+func TestDropsThatCascade(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(`CREATE TYPE mood AS ENUM ('sad', 'happy')`, `CREATE FUNCTION f(int) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT $1 > 0'`,
+		`CREATE TABLE t (id int PRIMARY KEY, v int, m mood, w int)`, `CREATE TABLE u (id int PRIMARY KEY)`)
+	h.stream("column", "t", "v > 0")
+	h.stream("type", "t", "m = 'sad'")
+	h.stream("function", "t", "f(w)")
+	h.stream("other", "t", "id > 0")
+	h.stream("gone", "u", "true")
+	h.exec(`INSERT INTO t VALUES (1, 1, 'sad', 1)`)
+	h.fence()
+	h.exec(`ALTER TABLE t DROP v CASCADE`, `DROP TYPE mood CASCADE`, `DROP FUNCTION f CASCADE`, `DROP TABLE u CASCADE`, `INSERT INTO t VALUES (2, 2)`)
+	h.fence()
+	const predicate = "broken its predicate was dropped with what it depended on"
+	h.expect(`SELECT name, state, reason FROM koldstore.stream ORDER BY name`,
+		"column "+predicate, "function "+predicate, "gone broken its table was dropped", "other active NULL", "type "+predicate)
+	h.events("other", "put 1", "put 2")
+	for _, stream := range []string{"column", "type", "function"} { // what they had stays readable
+		h.events(stream, "put 1")
+	}
+}
