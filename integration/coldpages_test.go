@@ -61,6 +61,15 @@ func TestColdPagesWithinStatements(t *testing.T) {
 			before: "CREATE OR REPLACE FUNCTION young() RETURNS bigint LANGUAGE sql AS $f$ SELECT count(*) FROM feed $f$", onlyInBlock: true,
 		},
 		{name: "a DO block", sql: "DO $$ BEGIN PERFORM feed_count(); END $$", want: ""},
+		{name: "a DO block that calls it itself", sql: "DO $$ BEGIN IF (SELECT count(*) FROM " + feed("") + ") <> 25 THEN RAISE 'short'; END IF; END $$", want: ""},
+		{
+			name: "a default that calls a function just made", sql: "INSERT INTO pg_temp.defaulted (i) VALUES (1) RETURNING n", want: "25", onlyInBlock: true, after: "DROP TABLE pg_temp.defaulted; DROP FUNCTION made()",
+			before: "CREATE FUNCTION made() RETURNS bigint LANGUAGE sql AS $f$ SELECT count(*) FROM " + feed("") + " $f$; CREATE TEMP TABLE defaulted (i int, n bigint DEFAULT made())",
+		},
+		{
+			name: "a view that was renamed just now", sql: "SELECT count(*) FROM renamed", want: "25", onlyInBlock: true, after: "DROP VIEW renamed",
+			before: "CREATE VIEW named AS SELECT * FROM feed; ALTER VIEW named RENAME TO renamed",
+		},
 		{name: "EXECUTE of a prepared statement", sql: "EXECUTE f(12)", before: "PREPARE f(int) AS SELECT count(*) FROM koldstore.changes_since(since_seq => 0, table_name => 'm', limit_rows => $1)", after: "DEALLOCATE f", want: "12", onlyInBlock: true},
 		{name: "FETCH from a cursor", sql: "FETCH ALL FROM f", before: "DECLARE f CURSOR FOR SELECT count(*) FROM " + feed(""), want: "25", onlyInBlock: true},
 		{name: "FETCH from a cursor over a view", sql: "FETCH 1 FROM f; FETCH ALL FROM f", before: "DECLARE f SCROLL CURSOR WITH HOLD FOR SELECT n FROM \"Feed sum\" UNION ALL SELECT count(*) FROM feed", want: "25;25", after: "CLOSE f", onlyInBlock: true},

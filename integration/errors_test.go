@@ -346,3 +346,30 @@ func await(t *testing.T, what string, holds func() bool) {
 		time.Sleep(20 * time.Millisecond)
 	}
 }
+
+// TestSessionsWithOldStrings does what an application does whose sessions have standard_conforming_strings off, in which the text of
+// functions is read in another way: its DDL works, and so do streams and feeds.
+func TestSessionsWithOldStrings(t *testing.T) {
+	t.Parallel()
+	w := newTenant(t)
+	c := w.connect(t)
+	c.exec("SET standard_conforming_strings = off; SET escape_string_warning = off")
+	c.exec("CREATE TABLE gone (id int PRIMARY KEY); ALTER TABLE gone ADD n int; DROP TABLE gone")
+	c.exec("CREATE TABLE orders (id int PRIMARY KEY, note text)")
+	c.exec("SELECT koldstore.manage_table('orders')")
+	c.exec(`CREATE STREAM noted ON orders WHEN (note = E'a\\b') WITH (retention = '24h')`)
+	c.exec("ALTER STREAM noted SET (retention = '2d')")
+	c.exec(`INSERT INTO orders VALUES (1, 'a\\b'), (2, 'ab')`)
+	c.fence()
+	if got := c.text("SELECT string_agg(k::text, ' ') FROM _stream_noted"); got != "1" {
+		t.Errorf("the stream has %s", got)
+	}
+	c.flush("orders")
+	if got := c.text(`SELECT string_agg(row_image ->> 'note', ' ' ORDER BY seq) FROM koldstore.changes_since('orders')`); got != `a\b ab` {
+		t.Errorf("the feed has %s", got)
+	}
+	if got := c.text("SELECT count(*) FROM koldstore.visible_stream WHERE name = 'noted'"); got != "1" {
+		t.Errorf("%s streams", got)
+	}
+	c.exec("DROP STREAM noted; DROP TABLE orders")
+}

@@ -20,8 +20,8 @@ var called = sync.OnceValues(func() (functions string, err error) {
 	for _, f := range []struct{ file, head, tail string }{
 		{"002_commands.sql", "CREATE FUNCTION koldstore.key_may_be_null", "END $$;"},
 		{"003_feed.sql", "CREATE FUNCTION koldstore.base_type", "END;"},
-		{"016_key_operators.sql", "CREATE FUNCTION koldstore.key_operators", "END;"},
-		{"016_key_operators.sql", "CREATE FUNCTION koldstore.compares_keys", "END $$;"},
+		{"016_sessions_settings.sql", "CREATE FUNCTION koldstore.key_operators", "END;"},
+		{"016_sessions_settings.sql", "CREATE FUNCTION koldstore.compares_keys", "END $$;"},
 	} {
 		text, err := os.ReadFile("../migrations/sql/" + f.file)
 		if err != nil {

@@ -1,3 +1,14 @@
+-- What the settings of a session change in what koldproxy does there: how literals are read, and which operators are found.
+
+-- Bodies are read with the session's standard_conforming_strings. With off, a backslash in a plain literal escapes what is behind it, and
+-- every DROP and ALTER TABLE of such a session failed in a pattern. What PostgreSQL deparses is written by the same setting.
+ALTER FUNCTION koldstore.refuse_log_ddl SET standard_conforming_strings TO on;
+ALTER FUNCTION koldstore.parse_retention SET standard_conforming_strings TO on;
+ALTER FUNCTION koldstore.judge_query SET standard_conforming_strings TO on;
+ALTER FUNCTION koldstore.inlined SET standard_conforming_strings TO on;
+ALTER FUNCTION koldstore.do_create_stream SET standard_conforming_strings TO on;
+ALTER FUNCTION koldstore.repair_table SET standard_conforming_strings TO on;
+
 -- AFTER compares each key with its value by the operators that the search path has, and ORDER BY sorts by those of the key's type. For
 -- types of PostgreSQL's own the two agree. For a type of an extension (citext) they do not where its schema is not in the search path, or
 -- where the value is of another type: PostgreSQL then converts both to one whose operators it finds.
@@ -52,3 +63,9 @@ COMMENT ON FUNCTION koldstore.compares_keys IS 'Says that AFTER compares as ORDE
 ---- create above / drop below ----
 
 DROP FUNCTION koldstore.compares_keys, koldstore.key_operators;
+ALTER FUNCTION koldstore.refuse_log_ddl RESET standard_conforming_strings;
+ALTER FUNCTION koldstore.parse_retention RESET standard_conforming_strings;
+ALTER FUNCTION koldstore.judge_query RESET standard_conforming_strings;
+ALTER FUNCTION koldstore.inlined RESET standard_conforming_strings;
+ALTER FUNCTION koldstore.do_create_stream RESET standard_conforming_strings;
+ALTER FUNCTION koldstore.repair_table RESET standard_conforming_strings;
