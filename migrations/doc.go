@@ -6,5 +6,15 @@
 // where it stands. Each step is one transaction, and only one process at a time migrates a database: an advisory lock makes
 // the others wait.
 //
+// # Beside the previous binary
+//
+// From release 0.1.0 on every step must leave the binary of the release before it working, applying and answering demands included:
+// instances are replaced one after the other, and the first new one brings the catalog up under the others. So a step adds. It
+// does not drop, rename or retype what an older binary names (tables, columns, functions with their arguments and results, settings,
+// kinds of demands), does not make it mandatory to write what an older binary does not know, and does not change how answers are
+// sealed. What has to go, goes two releases after it was last used. A step that is released is never edited; what is wrong with it is put
+// right by a later one. Before 0.1.0 steps have broken this (the sealing of cold rows, in step 13), and none may any more: TestUpDownUp
+// compares what each step leaves with what was there before it.
+//
 // The SQL is the contract with applications; what the functions promise is written at each of them.
 package migrations

@@ -84,12 +84,14 @@ func TestUpDownUp(t *testing.T) {
 
 	// Step by step down and up again: every step undoes itself.
 	seen := map[int32]string{state.Newest: full}
+	named := map[int32][]string{state.Newest: namedBy(t, conn)}
 	for v := state.Newest - 1; v > 0; v-- {
 		if err := migrations.Down(ctx, conn, v); err != nil {
 			t.Fatalf("down to %d: %v", v, err)
 		}
-		seen[v] = schemaOf(t, conn)
+		seen[v], named[v] = schemaOf(t, conn), namedBy(t, conn)
 	}
+	checkSteps(t, named)
 	if err := migrations.Up(ctx, conn); err != nil {
 		t.Fatal(err)
 	}
