@@ -112,6 +112,9 @@ const (
 // loadCatalog reads everything. What the catalog of PostgreSQL contradicts is marked broken on the way.
 func (t *Target) loadCatalog(ctx context.Context, tx pgx.Tx) (*catalog, error) {
 	cat := &catalog{tables: make(map[uint32]*table)}
+	if err := t.breakLostMirrors(ctx, tx); err != nil {
+		return nil, err
+	}
 	if err := cat.loadTables(ctx, tx); err != nil {
 		return nil, fmt.Errorf("load managed tables: %w", err)
 	}
@@ -163,6 +166,36 @@ func (t *Target) loadCatalog(ctx context.Context, tx pgx.Tx) (*catalog, error) {
 		}
 	}
 	return cat, nil
+}
+
+// breakLostMirrors takes out managed tables that are gone, or whose mirrors are.
+func (t *Target) breakLostMirrors(ctx context.Context, tx pgx.Tx) error {
+	rows, err := tx.Query(ctx, `SELECT m.table_oid, m.schema_name || '.' || m.table_name, c.oid IS NOT NULL
+		FROM koldstore.managed_table m LEFT JOIN pg_catalog.pg_class c ON c.oid = m.table_oid
+		WHERE m.`+tableTakesPart+` AND (c.oid IS NULL OR NOT EXISTS (SELECT FROM pg_catalog.pg_class mc WHERE mc.oid = m.mirror_oid))`)
+	var lost []*table
+	var there []bool
+	if err == nil {
+		var tab table
+		var exists bool
+		_, err = pgx.ForEachRow(rows, []any{&tab.oid, &tab.name, &exists}, func() error {
+			lost, there = append(lost, &table{oid: tab.oid, name: tab.name}), append(there, exists)
+			return nil
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("look for mirrors that are gone: %w", err)
+	}
+	for i, tab := range lost {
+		reason := "the table was dropped"
+		if there[i] {
+			reason = "its mirror was dropped"
+		}
+		if err := t.breakMirror(ctx, tx, tab, reason); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (c *catalog) loadTables(ctx context.Context, tx pgx.Tx) error {

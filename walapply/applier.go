@@ -16,7 +16,8 @@ import (
 
 // Target gives changes their meaning. All methods are called from one goroutine at a time.
 type Target interface {
-	// Reset forgets everything cached about the database; called when leadership begins and after a failed batch.
+	// Reset forgets everything cached about the database; called when leadership begins, after a failed batch, and between
+	// batches when something that streams or feeds need was dropped.
 	Reset()
 	// Apply writes what changes mean into tx. It takes positions from seqs in the order of changes. It may be called
 	// several times within one transaction (a large source transaction arrives in chunks). The slice is reused after Apply
@@ -66,6 +67,9 @@ type Status struct {
 	// LastCommit is the commit time of the last applied source transaction, by the server's clock; zero if there was none
 	// since the start.
 	LastCommit time.Time
+	// Lag is the age of the oldest source transaction that is known and not applied yet, or for how long this instance has been
+	// leading without streaming; 0 when nothing is behind, and while not leading.
+	Lag time.Duration
 	// BacklogBytes is the size of decoded changes in memory that have not been applied.
 	BacklogBytes int64
 	// RetainedBytes is the write-ahead log that the server keeps because of the slot, as of the last look.
@@ -129,6 +133,7 @@ func (a *Applier) Status() Status {
 	if s.Leading {
 		s.Received = koldproxy.LSN(a.received.Load())
 		s.BacklogBytes = a.backlog.Load()
+		s.Lag = a.metrics.lag.age()
 	}
 	return s
 }

@@ -39,6 +39,7 @@ type applyLoop struct {
 	caughtUp     koldproxy.LSN // end of log in a keepalive after end, to be acknowledged with it
 
 	inSource bool // between begin and commit
+	source   commitRecord
 	skip     bool // the source transaction has been applied before
 
 	tx      pgx.Tx // open for a source transaction larger than a batch
@@ -139,6 +140,9 @@ func (l *applyLoop) handle(ctx context.Context, m *message) error {
 		l.inSource = true
 		// Commit records do not overlap, so one that begins before the end of another ends before it as well.
 		l.skip = m.lsn < l.cp.applied
+		if l.source = (commitRecord{m.lsn, m.time}); !l.skip {
+			l.a.metrics.lag.take(l.source)
+		}
 	case messageChange:
 		if l.skip {
 			l.done(m.bytes)
@@ -312,7 +316,6 @@ func (l *applyLoop) finish(ctx context.Context) error {
 	m.rows.Add(float64(l.txRows))
 	m.transactions.Add(float64(l.transactions))
 	m.batchSeconds.Observe(time.Since(l.txStart).Seconds())
-	m.lagSeconds.Set(time.Since(l.committedAt).Seconds())
 	l.a.update(func(s *Status) { s.Applied, s.LastCommit = l.end, l.committedAt })
 	l.transactions = 0
 	err := l.acknowledge(ctx)
@@ -337,6 +340,11 @@ func (l *applyLoop) commitTx(ctx context.Context, n next) error {
 func (l *applyLoop) acknowledge(ctx context.Context) error {
 	position := max(l.end, l.caughtUp)
 	l.end, l.caughtUp = 0, 0
+	var rest commitRecord
+	if l.inSource && !l.skip {
+		rest = l.source
+	}
+	l.a.metrics.lag.finish(rest)
 	return l.tell(ctx, position)
 }
 
@@ -386,7 +394,7 @@ func (l *applyLoop) betweenBatches(ctx context.Context) error {
 	return nil
 }
 
-// watch looks at the publication, if no source transaction is half applied.
+// watch looks at the publication and at what others may have done to tables, if no source transaction is half applied.
 func (l *applyLoop) watch(ctx context.Context) error {
 	if l.tx != nil {
 		return nil
@@ -397,6 +405,17 @@ func (l *applyLoop) watch(ctx context.Context) error {
 	}
 	if err == nil {
 		err = l.checkPartitions(ctx)
+	}
+	if err == nil {
+		err = l.checkTables(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	lost, err := l.lost(ctx)
+	if lost {
+		l.a.target.Reset()
+		l.background = true // which looks at the catalog
 	}
 	return err
 }

@@ -22,6 +22,8 @@ type SetupError struct {
 	Gap bool
 	// Waits names the transactions that have to end before the gap can be closed; empty if there are none, or nobody closes it.
 	Waits string
+	// Stalled says that nothing is applied while this lasts. Nothing is missing.
+	Stalled bool
 	// final is a gap that is not closed automatically.
 	final bool
 	// closes says that the gap is closed without anybody's help.

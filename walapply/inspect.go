@@ -53,7 +53,7 @@ func inspect(ctx context.Context, db Querier, publicationName string) ([]*SetupE
 	if err != nil {
 		return nil, err
 	}
-	list, err := problems(checkSlot(&cp, slot, systemID, timeline), p.check(&cp))
+	list, err := problems(checkSlot(&cp, slot, systemID, timeline), p.check(&cp), stalled(ctx, db))
 	if err != nil || !p.exists || p.affectsAll() != "" {
 		return list, err
 	}
@@ -65,6 +65,23 @@ func inspect(ctx context.Context, db Querier, publicationName string) ([]*SetupE
 		})
 	}
 	return list, err
+}
+
+// stalled says who keeps the applier waiting.
+func stalled(ctx context.Context, db Querier) error {
+	var who string
+	err := db.QueryRow(ctx, `SELECT coalesce(koldstore.apply_waits_for(), '')`).Scan(&who)
+	switch {
+	case err != nil && sqlState(err) != "42883": // a catalog that is older
+		return fmt.Errorf("look for who keeps the applier waiting: %w", err)
+	case who == "":
+		return nil
+	}
+	return &SetupError{
+		Problem: "nothing is applied: the applier waits for a lock, behind " + who,
+		Hint:    "end that transaction, or let koldproxy do so: GRANT pg_signal_backend to its role; sessions of superusers only a superuser can end",
+		Stalled: true,
+	}
 }
 
 // problems sorts errors into those that an operator has to put right and one that hinders the inspection.

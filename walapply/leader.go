@@ -59,11 +59,12 @@ func (a *Applier) lead(ctx context.Context, conn *pgx.Conn, r *retry) error {
 	a.log.Info().Int64("epoch", epoch).Msg("leading")
 	a.epoch.Store(epoch)
 	a.metrics.leading.Set(1)
+	a.metrics.lag.stop() // until it streams
 	a.update(func(s *Status) { *s = Status{Leading: true, Epoch: epoch, LastCommit: s.LastCommit} })
 	defer func() {
 		a.epoch.Store(0)
-		a.metrics.leading.Set(0)
-		a.metrics.gap.Set(0)
+		a.backlog.Store(0)
+		a.metrics.reset()
 		a.update(func(s *Status) { *s = Status{LastCommit: s.LastCommit} })
 		a.log.Info().Int64("epoch", epoch).Msg("not leading any more")
 	}()
@@ -133,6 +134,7 @@ func (a *Applier) follow(ctx context.Context, epoch int64, ready chan<- struct{}
 			}
 		}}
 		err := s.run(ctx)
+		a.metrics.lag.stop()
 		a.update(func(s *Status) { s.Streaming = false })
 		switch {
 		case ctx.Err() != nil:

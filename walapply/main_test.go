@@ -32,6 +32,8 @@ type database struct {
 	dsn string
 	mu  sync.Mutex
 	sql *pgx.Conn
+	// metrics of the appliers that start starts; nil to count into the void.
+	metrics *walapply.Metrics
 }
 
 func newDatabase(t testing.TB, cluster *localpg.Cluster) *database {
@@ -141,7 +143,7 @@ func (d *database) start(target walapply.Target, change ...func(*walapply.Config
 	for _, f := range change {
 		f(&cfg)
 	}
-	a, err := walapply.New(cfg, target, testLog(d.t), nil)
+	a, err := walapply.New(cfg, target, testLog(d.t), d.metrics)
 	if err != nil {
 		d.t.Fatal(err)
 	}

@@ -15,9 +15,17 @@ type Metrics struct {
 	gap          prometheus.Gauge
 	gaps         prometheus.Counter
 	retained     prometheus.Gauge
-	lagSeconds   prometheus.Gauge
+	lag          lag // what koldproxy_walapply_lag_seconds shows
 	backlog      prometheus.Gauge
 	acknowledged prometheus.Gauge
+}
+
+// reset is for an instance that does not lead any more: its gauges say nothing of the database.
+func (m *Metrics) reset() {
+	for _, gauge := range []prometheus.Gauge{m.leading, m.gap, m.retained, m.backlog, m.acknowledged} {
+		gauge.Set(0)
+	}
+	m.lag.forget()
 }
 
 // NewMetrics makes the metrics and registers them with reg, which should add the database's name as a label when a process
@@ -69,10 +77,6 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "koldproxy_walapply_leading",
 			Help: "1 while this instance applies changes for the database.",
 		}),
-		lagSeconds: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "koldproxy_walapply_lag_seconds",
-			Help: "Age of the newest source transaction of the last batch at the time it was committed.",
-		}),
 		backlog: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "koldproxy_walapply_backlog_bytes",
 			Help: "Decoded changes in memory that have not been applied yet.",
@@ -82,8 +86,12 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Help: "The position that was last acknowledged to the slot, as a byte position in the write-ahead log.",
 		}),
 	}
+	lagSeconds := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "koldproxy_walapply_lag_seconds",
+		Help: "Age of the oldest source transaction that is known and not applied yet, or for how long nothing has come through the slot; 0 when nothing is behind, and where this instance does not lead.",
+	}, func() float64 { return m.lag.age().Seconds() })
 	if reg != nil {
-		reg.MustRegister(m.rows, m.transactions, m.batchSeconds, m.errors, m.sessions, m.terminated, m.unpublished, m.leading, m.gap, m.gaps, m.retained, m.lagSeconds, m.backlog, m.acknowledged)
+		reg.MustRegister(m.rows, m.transactions, m.batchSeconds, m.errors, m.sessions, m.terminated, m.unpublished, m.leading, m.gap, m.gaps, m.retained, lagSeconds, m.backlog, m.acknowledged)
 	}
 	return m
 }

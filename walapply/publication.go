@@ -172,15 +172,41 @@ func (s *session) repair(ctx context.Context, faults []fault) (beyond []fault, e
 // checkPartitions notices partitions that came, went or were truncated on their own. What follows their table is compared with it
 // from a marker on, which comes through the log behind everything that was committed before.
 func (s *session) checkPartitions(ctx context.Context) error {
-	rows, err := s.conn.Query(ctx, `SELECT t.table_oid FROM koldstore.published_table t JOIN pg_class c ON c.oid = t.table_oid
+	return s.lookAt(ctx, "partitions", `SELECT t.table_oid FROM koldstore.published_table t JOIN pg_class c ON c.oid = t.table_oid
 		WHERE c.relkind = 'p' AND (koldstore.partitions_moved(c.oid) IS NOT NULL
-			OR EXISTS (SELECT FROM koldstore.leaves(c.oid) l WHERE l.relreplident <> 'f' AND l.relkind = 'r'))`)
+			OR EXISTS (SELECT FROM koldstore.leaves(c.oid) l WHERE l.relreplident <> 'f' AND l.relkind = 'r'))`, func(tx pgx.Tx, table uint32) error {
+		_, err := tx.Exec(ctx, `SELECT koldstore.look_at_partitions($1)`, table)
+		return err
+	})
+}
+
+// checkTables notices captured tables that were altered where no event trigger says so: without it, only the next write would tell.
+func (s *session) checkTables(ctx context.Context) error {
+	return s.lookAt(ctx, "altered tables", `SELECT koldstore.altered_tables()`, func(tx pgx.Tx, table uint32) error {
+		var name string
+		var captured bool
+		if _, err := tx.Exec(ctx, `SELECT koldstore.note_altered($1)`, table); err != nil {
+			return err
+		}
+		err := tx.QueryRow(ctx, `SELECT $1::oid::regclass::text, EXISTS (SELECT FROM koldstore.published_table t WHERE t.table_oid = $1)`, table).Scan(&name, &captured)
+		if err == nil && !captured {
+			s.a.metrics.unpublished.Inc()
+			s.a.log.Warn().Str("table", name).Msg("a table was altered and can be captured no longer: its streams and change feed are broken")
+		}
+		return err
+	})
+}
+
+// lookAt does something about each of some tables, in a transaction of its own, for which writers of the table do not wait long. No
+// transaction may be open on the session's connection.
+func (s *session) lookAt(ctx context.Context, what, list string, look func(tx pgx.Tx, table uint32) error) error {
+	rows, err := s.conn.Query(ctx, list)
 	if err != nil {
-		return fmt.Errorf("look at partitions: %w", err)
+		return fmt.Errorf("look at %s: %w", what, err)
 	}
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[uint32])
 	if err != nil {
-		return fmt.Errorf("look at partitions: %w", err)
+		return fmt.Errorf("look at %s: %w", what, err)
 	}
 	s.busySince.Store(time.Now().UnixNano())
 	defer s.busySince.Store(0)
@@ -189,18 +215,30 @@ func (s *session) checkPartitions(ctx context.Context) error {
 			if err := fence(ctx, tx, s.epoch); err != nil {
 				return err
 			}
-			// Writers do not wait behind this for longer.
-			_, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '200ms'`)
-			if err == nil {
-				_, err = tx.Exec(ctx, `SELECT koldstore.look_at_partitions($1)`, table)
+			if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '200ms'`); err != nil {
+				return err
 			}
-			return err
+			return look(tx, table)
 		})
 		if err != nil && sqlState(err) != "55P03" { // the next look may find a moment
-			return fmt.Errorf("look at partitions of table %d: %w", table, err)
+			return fmt.Errorf("look at %s, table %d: %w", what, table, err)
 		}
 	}
 	return nil
+}
+
+// lost says whether a stream or feed has lost its log, mirror, table or predicate. Nobody is told of that where there are no event
+// triggers, and no change may ever come to show it.
+func (s *session) lost(ctx context.Context) (yes bool, err error) {
+	err = s.conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM koldstore.stream s WHERE s.state IN ('seeding', 'active') AND (
+				NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = s.log_oid) OR NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = s.table_oid)
+				OR NOT EXISTS (SELECT FROM pg_proc p WHERE p.oid = s.predicate_fn)))
+			OR EXISTS (SELECT FROM koldstore.managed_table m WHERE m.state IN ('seeding', 'healing', 'active') AND (
+				NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = m.mirror_oid) OR NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = m.table_oid)))`).Scan(&yes)
+	if err != nil {
+		return false, fmt.Errorf("look for what was dropped: %w", err)
+	}
+	return yes, nil
 }
 
 // markBroken takes streams and feeds of the tables out for good: changes of theirs are missing.

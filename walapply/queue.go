@@ -16,7 +16,8 @@ type queue struct {
 	mu     sync.Mutex
 	items  []message
 	bytes  int
-	hungry bool // see want
+	hungry bool         // see want
+	oldest commitRecord // of the first source transaction that begins in items; zero if none does
 	err    error
 }
 
@@ -31,6 +32,9 @@ func (q *queue) put(ctx context.Context, items []message) error {
 		if q.bytes < q.limit {
 			for i := range items {
 				q.bytes += items[i].bytes
+				if items[i].kind == messageBegin && q.oldest.none() {
+					q.oldest = commitRecord{items[i].lsn, items[i].time}
+				}
 			}
 			q.items = append(q.items, items...)
 			q.hungry = false
@@ -61,7 +65,7 @@ func (q *queue) take(reuse []message) ([]message, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	items := q.items
-	q.items, q.bytes = reuse[:0], 0
+	q.items, q.bytes, q.oldest = reuse[:0], 0, commitRecord{}
 	signal(q.drained)
 	if len(items) == 0 {
 		return items, q.err
@@ -107,6 +111,13 @@ func (q *queue) empty() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return len(q.items) == 0
+}
+
+// waiting is the commit of the first source transaction that begins in the queue; zero if none does.
+func (q *queue) waiting() commitRecord {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.oldest
 }
 
 // signal leaves a token in c unless one is there.

@@ -196,6 +196,7 @@ func (s *session) stream(parent context.Context, wal *pgconn.PgConn, slot slotSt
 	s.a.received.Store(uint64(s.cp.applied))
 	s.a.metrics.sessions.Inc()
 	s.a.metrics.gap.Set(0)
+	s.a.metrics.lag.stream(q, s.cp.applied)
 	s.a.remember(ack.position)
 	s.a.update(func(st *Status) {
 		st.Streaming, st.Applied, st.Acknowledged = true, s.cp.applied, ack.position

@@ -145,7 +145,7 @@ func (db *database) ready(ctx context.Context) error {
 		return fmt.Errorf("database %s: %w", db.name, err)
 	}
 	for _, p := range problems {
-		if p.Gap {
+		if p.Gap || p.Stalled {
 			return fmt.Errorf("database %s: %w", db.name, p)
 		}
 	}
