@@ -39,6 +39,7 @@ test: setup-test fmt-check lint fuzz ## run everything that must pass: format, l
 test-long: setup-long ## the same with long fuzzing and long tests, PostgreSQL's own suites, and all supported versions of PostgreSQL
 	KOLDPROXY_TEST_LONG=1 $(MAKE) test FUZZTIME=60s TESTTIME=90m
 	KOLDPROXY_TEST_EVENT_LOOPS=-1 go test -race -timeout 90m ./proxy
+	KOLDPROXY_TEST_LONG=1 KOLDPROXY_PROXY_EVENT_LOOPS=-1 go test -race -timeout 90m -run 'Drivers|Suites|Pgbench|Archives|Dump|Replication|Traces' ./integration
 	cd integration/cold && go test -race -timeout 90m ./...
 	$(MAKE) test-versions
 
