@@ -28,6 +28,8 @@ type Replay struct {
 	// The log as it was found last: its name, which changes when it is moved or renamed, and its OID, which tells.
 	log string
 	oid uint32
+	// passed is when the hole was noticed behind which the reader has begun; empty if it is to be told of whatever it passes.
+	passed string
 }
 
 // ReplayEvent is one event as live push publishes it: Payload is a JSON text in one line.
@@ -44,18 +46,17 @@ type ReplayGap struct {
 	Reason string `json:"reason"`
 }
 
-// Reasons of a gap beside those of holes: retention has made it, or the position is one of the future (see [FromFuture]).
+// Reasons of a gap beside those of holes: retention has made it, or the position is one of the future.
 const (
 	Expired = "retention"
 	Ahead   = "ahead"
 )
 
-// FromFuture says whether a position, with end and floor of [Replay.End], is one of the future, so that events would be passed over in
-// silence until their ids are above it. That of another stream, or of a moment, is not: clocks of several koldproxies differ by less than
-// a minute.
-func FromFuture(after, end, floor string, now time.Time) bool {
-	return after > max(end, floor, koldproxy.EventID(koldproxy.SeqAt(now.Add(time.Minute)), 0))
-}
+// Where [Replay.Begin] may begin beside an event's id: before the earliest event that is retained, or behind the newest.
+const (
+	FromEarliest = ""
+	FromNewest   = "newest"
+)
 
 // OpenReplay finds a stream. The pool's role must own the logs.
 func OpenReplay(ctx context.Context, pool *pgxpool.Pool, schema, name string) (*Replay, error) {
@@ -84,14 +85,29 @@ func (r *Replay) find(ctx context.Context) error {
 	return nil
 }
 
-// End is the id of the newest event, and floor that of the newest one that is gone; empty if there is none.
-func (r *Replay) End(ctx context.Context) (end, floor string, err error) {
-	err = r.query(ctx, `SELECT coalesce((SELECT max(id) FROM %[1]s), ''), coalesce(greatest(s.floor, koldstore.expired(s.stream_id)), '')
-		FROM koldstore.stream s WHERE s.stream_id = $1 AND s.log_oid = $2`, nil, func(row pgx.CollectableRow) error { return row.Scan(&end, &floor) })
+// Begin returns the position of a reader that begins somewhere: what a page is to be read behind. It is no event's if there is none yet, but
+// as good. A gap says what the reader has missed already, or that its position is one of the future: events would be passed over in
+// silence until their ids are above it. That of another stream, or of a moment, is not: clocks of several koldproxies differ by less than
+// a minute.
+func (r *Replay) Begin(ctx context.Context, from string) (position string, gap *ReplayGap, err error) {
+	var end, floor, hole string
+	err = r.query(ctx, `SELECT coalesce((SELECT max(id) FROM %[1]s), greatest(koldstore.event_id(c.watermark, '0/0'), s.floor)),
+			coalesce(greatest(s.floor, koldstore.expired(s.stream_id)), ''), coalesce(s.gap ->> 'noticed_at', '')
+		FROM koldstore.stream s CROSS JOIN koldstore.checkpoint c WHERE s.stream_id = $1 AND s.log_oid = $2`, nil,
+		func(row pgx.CollectableRow) error { return row.Scan(&end, &floor, &hole) })
 	if err != nil {
-		return "", "", fmt.Errorf("find the end of a stream: %w", err)
+		return "", nil, fmt.Errorf("find the end of a stream: %w", err)
 	}
-	return end, floor, nil
+	switch {
+	case from == FromNewest:
+		r.passed = hole
+		return end, nil, nil
+	case from > max(end, floor, koldproxy.EventID(koldproxy.SeqAt(time.Now().Add(time.Minute)), 0)):
+		return end, &ReplayGap{Floor: end, Reason: Ahead}, nil
+	case from != FromEarliest && from < floor:
+		return floor, &ReplayGap{Floor: floor, Reason: Expired}, nil
+	}
+	return from, nil, nil
 }
 
 // Events is how many events the stream has had by now. It changes with every event.
@@ -106,55 +122,62 @@ func (r *Replay) Events(ctx context.Context) (n int64, err error) {
 	return n, nil
 }
 
-// Page returns up to limit events behind an id, oldest first, without those that have expired. Fewer than limit means that
-// there are no more by now. The events' prev is the id of the one before, as seen from here.
-func (r *Replay) Page(ctx context.Context, after string, limit int) (page []ReplayEvent, err error) {
-	old := "NULL::text"
+// replayBytes is what the rows of a page take in the table, at most, but for the last one. Large ones are compressed there.
+const replayBytes = 1 << 20
+
+// Page returns up to limit events behind an id, oldest first, without those that have expired; fewer if they are large. It says whether
+// there may be more by now. The events' prev is the id of the one before, as seen from here.
+func (r *Replay) Page(ctx context.Context, after string, limit int) (page []ReplayEvent, more bool, err error) {
+	old, size := "NULL::text", "pg_catalog.pg_column_size(l.doc)"
 	if r.preImage {
-		old = "coalesce(l.old::text, 'null')"
+		old, size = "coalesce(l.old::text, 'null')", "coalesce(pg_catalog.pg_column_size(l.doc), 0) + coalesce(pg_catalog.pg_column_size(l.old), 0)"
 	}
 	// Whether the event at the position is still there is asked of the same snapshot: if it is, so is everything behind it.
 	known := true
 	before := after
-	err = r.query(ctx, `SELECT s.known, s.hole, s.reason, l.* FROM (SELECT t.retention, coalesce(t.gap ->> 'after', '') AS hole, coalesce(t.gap ->> 'reason', '') AS reason, EXISTS (SELECT FROM %[1]s a
+	err = r.query(ctx, `SELECT s.known, s.hole, s.reason, s.noticed, l.* FROM (SELECT t.retention, coalesce(t.gap ->> 'after', '') AS hole, coalesce(t.gap ->> 'reason', '') AS reason,
+			coalesce(t.gap ->> 'noticed_at', '') AS noticed, EXISTS (SELECT FROM %[1]s a
 				WHERE a.id = $3 AND a.ts > coalesce(pg_catalog.statement_timestamp() - t.retention, '-infinity')) AS known
 			FROM koldstore.stream t WHERE t.stream_id = $1 AND t.log_oid = $2) s
-		LEFT JOIN LATERAL (SELECT l.id, l.op, l.k::text, pg_catalog.floor(EXTRACT(epoch FROM l.ts) * 1000)::bigint, coalesce(l.doc::text, 'null'), `+old+`
-			FROM %[1]s l WHERE l.id > $3 AND l.ts > coalesce(pg_catalog.statement_timestamp() - s.retention, '-infinity')
-			ORDER BY l.id LIMIT $4) l ON true ORDER BY l.id`, []any{after, limit}, func(row pgx.CollectableRow) error {
+		LEFT JOIN LATERAL (SELECT l.id, l.op, l.k::text, pg_catalog.floor(EXTRACT(epoch FROM l.ts) * 1000)::bigint, coalesce(l.doc::text, 'null'), `+old+`, l.found
+			FROM (SELECT l.*, count(*) OVER () AS found, coalesce(sum(`+size+`) OVER (ORDER BY l.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
+				FROM (SELECT * FROM %[1]s l WHERE l.id > $3 AND l.ts > coalesce(pg_catalog.statement_timestamp() - s.retention, '-infinity') ORDER BY l.id LIMIT $4) l) l
+			WHERE l.before < $5) l ON true ORDER BY l.id`, []any{after, limit, replayBytes}, func(row pgx.CollectableRow) error {
 		var id, op, k, doc *string
-		var millis *int64
+		var millis, found *int64
 		var hole ReplayGap
+		var noticed string
 		var e liveEvent
-		if err := row.Scan(&known, &hole.Floor, &hole.Reason, &id, &op, &k, &millis, &doc, &e.old); err != nil || id == nil {
+		if err := row.Scan(&known, &hole.Floor, &hole.Reason, &noticed, &id, &op, &k, &millis, &doc, &e.old, &found); err != nil || id == nil {
 			return err
 		}
 		e.id, e.op, e.k, e.millis, e.doc = *id, *op, *k, *millis, *doc
 		event := ReplayEvent{ID: e.id, Payload: e.payload(before)}
-		if before != "" && before <= hole.Floor && hole.Floor < e.id {
+		if before != "" && before <= hole.Floor && hole.Floor < e.id && (r.passed == "" || noticed != r.passed) {
 			event.Gap = &hole
 		}
 		page = append(page, event)
+		more = *found == int64(limit) || int64(len(page)) < *found
 		before = e.id
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read the log of a stream: %w", err)
+		return nil, false, fmt.Errorf("read the log of a stream: %w", err)
 	}
 	if known || after == "" || len(page) == 0 {
-		return page, nil
+		return page, more, nil
 	}
 	var floor string
 	first := page[0].ID
 	err = r.query(ctx, `SELECT coalesce(greatest(s.floor, (SELECT max(l.id) FROM %[1]s l WHERE l.id > $3 AND l.id < $4)), '')
 		FROM koldstore.stream s WHERE s.stream_id = $1 AND s.log_oid = $2`, []any{after, first}, func(row pgx.CollectableRow) error { return row.Scan(&floor) })
 	if err != nil {
-		return nil, fmt.Errorf("find the beginning of a stream: %w", err)
+		return nil, false, fmt.Errorf("find the beginning of a stream: %w", err)
 	}
 	if floor > after { // also if it has passed the page meanwhile, or events whose commits were told of late
 		page[0].Gap = &ReplayGap{Floor: floor, Reason: Expired}
 	}
-	return page, nil
+	return page, more, nil
 }
 
 // query runs a statement about the log, in which %[1]s is its name, $1 the stream and $2 the log's OID: no row means that the

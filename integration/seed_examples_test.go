@@ -95,3 +95,40 @@ func TestExamplesThatFollow(t *testing.T) {
 		})
 	}
 }
+
+// TestExampleInSQL keeps a copy with psql alone, through pages, and says so when events are missing.
+func TestExampleInSQL(t *testing.T) {
+	t.Parallel()
+	repository, err := filepath.Abs("..")
+	must(t, err)
+	w := newTenant(t)
+	c := w.connect(t)
+	c.exec("CREATE TABLE orders (id int PRIMARY KEY, v int); CREATE STREAM big ON orders WHEN (v > 0)")
+	p := program{
+		name: "psql", args: []string{"-X", "-v", "stream=big", "-f", filepath.Join(repository, "examples/sql/consumer.sql"), "-d", w.inst.dsn("demo", nil)},
+		env: []string{"PGOPTIONS=-c search_path=" + w.schema},
+	}
+	consume := func(want string) {
+		t.Helper()
+		c.fence()
+		if o := p.mustRun(t); o.stdout != want {
+			t.Errorf("it says %q, want %q", o.stdout, want)
+		}
+		const difference = "(SELECT k, doc FROM consumer_copy EXCEPT %[1]s) UNION ALL (%[1]s EXCEPT SELECT k, doc FROM consumer_copy)"
+		if wrong := c.rows(fmt.Sprintf(difference, "SELECT to_jsonb(id), to_jsonb(orders) FROM orders WHERE v > 0")); len(wrong) > 0 {
+			t.Errorf("the copy is wrong about %v", wrong)
+		}
+	}
+	c.exec("INSERT INTO orders SELECT i, i FROM generate_series(1, 1100) i")
+	consume("500 events\n500 events\n100 events\n")
+	c.exec("UPDATE orders SET v = -1 WHERE id < 10; DELETE FROM orders WHERE id = 20; UPDATE orders SET id = -id WHERE id = 30; UPDATE orders SET v = v + 1 WHERE id = 40; UPDATE orders SET v = v + 1 WHERE id = 40")
+	consume("14 events\n")
+	consume("0 events\n")
+	c.exec("INSERT INTO orders VALUES (5000, 1)")
+	c.fence()
+	c.exec("ALTER STREAM big SET (retention = '1s')")
+	await(t, "the event to expire", func() bool { return c.text("SELECT count(*) FROM _stream_big") == "0" })
+	if o := p.run(t); o.code == 0 || !strings.Contains(o.stderr, "events are missing") {
+		t.Errorf("of what is missing: %s", o)
+	}
+}

@@ -6,7 +6,8 @@
 // the id and the JSON that live push has (see package mqtt). Unlike live push it loses nothing: every client is served from the
 // stream's log, at its own pace. A client that reconnects sends the header
 // Last-Event-ID, as browsers do by themselves, and goes on behind that event. Without it, the parameter from says where to
-// begin: earliest, or an id; otherwise the first event is the next new one.
+// begin: earliest, or an id; otherwise the first event is the next new one, and the response begins with an id of its own, without data: what
+// a browser sends if the connection ends before that event.
 //
 // A client whose position is below what retention has removed, when it connects or because it reads so slowly, gets an event
 // named gap, with {"floor": id, "reason": "retention"} as data, so that it knows that it has missed something. So does one that comes to a

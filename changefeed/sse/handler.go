@@ -39,7 +39,7 @@ type Config struct {
 	LoginConcurrency int
 	// LoginTimeout is the time for a login, waiting included. Default 10 s.
 	LoginTimeout time.Duration
-	// PageRows is how many events are read from a log at once. Default 500.
+	// PageRows is how many events are read from a log at once, at most. Default 500.
 	PageRows int
 	// Poll is how often a stream with clients is looked at without being told of anything, once for all of them, and how
 	// often [Auth] is asked about the right of each. Default 1 s.
@@ -217,9 +217,9 @@ func position(r *http.Request) (string, error) {
 	}
 	switch {
 	case after == "":
-		return fromNewest, nil
+		return changefeed.FromNewest, nil
 	case after == "earliest":
-		return fromEarliest, nil
+		return changefeed.FromEarliest, nil
 	case !koldproxy.IsEventID(after):
 		return "", errors.New("Last-Event-ID, or from, is the id of no event")
 	}
@@ -236,11 +236,10 @@ type client struct {
 	w       http.ResponseWriter
 	rc      *http.ResponseController
 	asked   time.Time // when the right was asked for
-	began   string    // the newest event when it asked for what is new; otherwise empty
 }
 
-func (c *client) serve(ctx context.Context, after string, headOnly bool) {
-	end, floor, err := c.replay.End(ctx)
+func (c *client) serve(ctx context.Context, from string, headOnly bool) {
+	after, missed, err := c.replay.Begin(ctx, from)
 	if err != nil {
 		http.Error(c.w, "PostgreSQL cannot be asked", http.StatusServiceUnavailable)
 		return
@@ -256,12 +255,11 @@ func (c *client) serve(ctx context.Context, after string, headOnly bool) {
 	}
 	first := []byte(": ready\n\n")
 	switch {
-	case after == fromNewest:
-		after, c.began = end, end
-	case changefeed.FromFuture(after, end, floor, time.Now()):
-		first, after = gap(nil, changefeed.ReplayGap{Floor: end, Reason: changefeed.Ahead}), end
-	case after != fromEarliest && after < floor:
-		first, after = gap(nil, changefeed.ReplayGap{Floor: floor, Reason: changefeed.Expired}), floor
+	case missed != nil:
+		first = gap(nil, *missed)
+	case from == changefeed.FromNewest:
+		// What a browser reconnects with if that is before the first event.
+		first = fmt.Appendf(first, "id: %s\n\n", after)
 	}
 	if err := c.write(first); err != nil {
 		return
@@ -298,8 +296,9 @@ func (c *client) follow(ctx context.Context, after string) (reason string, err e
 			}
 		}
 		var page []changefeed.ReplayEvent
+		more := false
 		if read {
-			page, err = c.replay.Page(ctx, after, c.handler.cfg.PageRows)
+			page, more, err = c.replay.Page(ctx, after, c.handler.cfg.PageRows)
 			if errors.Is(err, changefeed.ErrNoStream) {
 				return "the stream was dropped", nil
 			}
@@ -310,7 +309,7 @@ func (c *client) follow(ctx context.Context, after string) (reason string, err e
 		if n := len(page); n > 0 {
 			var out []byte
 			for _, e := range page {
-				if e.Gap != nil && e.Gap.Floor != c.began { // of a hole where it began it need not know
+				if e.Gap != nil {
 					out = gap(out, *e.Gap)
 				}
 				out = fmt.Appendf(out, "id: %s\ndata: %s\n\n", e.ID, e.Payload)
@@ -319,7 +318,7 @@ func (c *client) follow(ctx context.Context, after string) (reason string, err e
 				return "", err
 			}
 			after, spoke = page[n-1].ID, time.Now()
-			if n == c.handler.cfg.PageRows {
+			if more {
 				continue
 			}
 		} else if time.Since(spoke) >= c.handler.cfg.Heartbeat {

@@ -19,6 +19,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/koldproxy/koldproxy"
+	"github.com/koldproxy/koldproxy/changefeed"
 	"github.com/koldproxy/koldproxy/changefeed/mqtt"
 	"github.com/koldproxy/koldproxy/changefeed/sse"
 	"github.com/koldproxy/koldproxy/internal/localpg"
@@ -120,6 +121,7 @@ func (w *world) write(n int) (ids []string) {
 // stream is an open response.
 type stream struct {
 	t      *testing.T
+	began  string // the position that it was given where it had none
 	lines  chan string
 	cancel context.CancelFunc
 }
@@ -146,6 +148,12 @@ func (w *world) open(last string) *stream {
 	w.t.Helper()
 	s := w.begin(last)
 	s.expectLine(": ready")
+	if last == "" {
+		s.began = strings.TrimPrefix(s.line(), "id: ")
+		if !koldproxy.IsEventID(s.began) {
+			w.t.Fatalf("it begins behind %q", s.began)
+		}
+	}
 	return s
 }
 
@@ -251,6 +259,56 @@ func TestEvents(t *testing.T) {
 	_, data := now.event() // nobody said anything: it is found by looking
 	if text := fmt.Sprint(data["op"], data["k"], data["doc"], data["old"], data["prev"]); text != fmt.Sprint("exit", "x", nil, map[string]any{"b": 1.0}, more[3]) {
 		t.Errorf("the event is %s", text)
+	}
+}
+
+// A browser whose connection ends before the first event comes back with the position that it was given.
+func TestConnectionEndsBeforeTheFirstEvent(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	empty := w.open("")
+	empty.cancel()
+	first := w.write(2)
+	w.open(empty.began).expectEvents(first)
+	quiet := w.open("")
+	quiet.cancel()
+	second := w.write(2)
+	w.open(quiet.began).expectEvents(second)
+	// Events that retention has taken away meanwhile are missing.
+	w.exec(`CALL koldstore.alter_stream(NULL, 's', '{"retention": "1h"}'); UPDATE _stream_s SET ts = ts - interval '2 h'`)
+	w.begin(quiet.began).expectGap(second[1], "retention")
+}
+
+// Large events are read a few at a time.
+func TestLargeEvents(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.write(3)
+	w.exec(`INSERT INTO _stream_s (id, op, k, ts, doc, old) SELECT koldstore.event_id(koldstore.seq_at(now()) + 1000 + g, '0/1'), 'put', to_jsonb(g), now(),
+		CASE WHEN g % 2 = 0 THEN d END, CASE WHEN g % 2 = 1 THEN d END
+		FROM generate_series(1, 12) g, LATERAL (SELECT to_jsonb(string_agg(md5((g * 100000 + i)::text), '')) FROM generate_series(1, 25000) i) AS x(d)`)
+	w.write(4)
+	replay, err := changefeed.OpenReplay(t.Context(), w.pool, "public", "s")
+	must(t, err)
+	events := 0
+	for after, more := changefeed.FromEarliest, true; more; {
+		var page []changefeed.ReplayEvent
+		page, more, err = replay.Page(t.Context(), after, 1000)
+		must(t, err)
+		size := 0
+		for _, e := range page {
+			size += len(e.Payload)
+			if e.ID <= after {
+				t.Fatalf("event %s comes after %s", e.ID, after)
+			}
+			after = e.ID
+		}
+		if events += len(page); size > 3<<20 {
+			t.Errorf("%d bytes in one page", size)
+		}
+	}
+	if events != 19 {
+		t.Errorf("%d events", events)
 	}
 }
 
@@ -415,14 +473,19 @@ func TestRequests(t *testing.T) {
 	s := w.open(other)
 	s.expectEvents(ids)
 	s.cancel()
+	w.awaitPlace()
+}
+
+// awaitPlace connects once there is a place for a client.
+func (w *world) awaitPlace() {
+	w.t.Helper()
 	deadline := time.Now().Add(patience)
-	for w.handler.Consumers(w.topic()) > 0 {
+	for w.get(w.url, w.reader, "pw", "").StatusCode != http.StatusOK { //nolint:bodyclose // get does
 		if time.Now().After(deadline) {
-			t.Fatal("a client that is gone stays")
+			w.t.Fatal("a client that is gone stays")
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	w.open("") // the only place is free
 }
 
 // A client that falls behind what is retained while it is connected is told so, in the place of what it has missed.
@@ -464,18 +527,34 @@ func TestHole(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	ids := w.write(2)
-	fresh, old := w.open(""), w.open(ids[0])
+	waiting, old := w.open(""), w.open(ids[0])
 	old.expectEvents(ids[1:])
-	w.exec(`UPDATE koldstore.stream SET gap = jsonb_build_object('after', '` + ids[1] + `', 'reason', 'the slot was lost') WHERE name = 's'`)
+	w.exec(`UPDATE koldstore.stream SET gap = jsonb_build_object('after', '` + ids[1] + `', 'reason', 'the slot was lost', 'noticed_at', clock_timestamp()) WHERE name = 's'`)
+	fresh := w.open("")
 	behind := w.write(2)
-	old.expectGap(ids[1], "the slot was lost")
-	old.expectEvents(behind)
+	for _, s := range []*stream{old, waiting} {
+		s.expectGap(ids[1], "the slot was lost")
+		s.expectEvents(behind)
+	}
 	fresh.expectEvents(behind)
 	again := w.open(ids[0])
 	again.expectEvents(ids[1:])
 	again.expectGap(ids[1], "the slot was lost")
 	again.expectEvents(behind)
 	w.open(behind[0]).expectEvents(behind[1:])
+}
+
+// The same where the stream has had no event yet.
+func TestHoleBeforeTheFirstEvent(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	waiting := w.open("")
+	w.exec(`SELECT koldstore.note_hole('t'::regclass, 'the slot was lost', '0/1', '0/2')`)
+	fresh := w.open("")
+	behind := w.write(1)
+	waiting.expectGap(waiting.began, "the slot was lost")
+	waiting.expectEvents(behind)
+	fresh.expectEvents(behind)
 }
 
 // One client that does not read, and many that do, leave each other alone.
@@ -506,8 +585,12 @@ func TestStuckClient(t *testing.T) {
 func TestTooManyClients(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(c *sse.Config) { c.MaxClients = 1 })
-	w.open("")
-	if response := w.get(w.url, w.reader, "pw", ""); response.StatusCode != http.StatusServiceUnavailable { //nolint:bodyclose // get does
-		t.Errorf("the second client: %s", response.Status)
+	first := w.open("")
+	for range 2 {
+		if response := w.get(w.url, w.reader, "pw", ""); response.StatusCode != http.StatusServiceUnavailable { //nolint:bodyclose // get does
+			t.Errorf("the second client: %s", response.Status)
+		}
 	}
+	first.cancel()
+	w.awaitPlace() // which those who were refused do not take
 }

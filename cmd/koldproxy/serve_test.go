@@ -270,7 +270,34 @@ func TestTailPrintsOldAndNewEvents(t *testing.T) {
 	if line := p.line(""); !strings.Contains(line, "put") || !strings.Contains(line, `{"id": 3}`) {
 		t.Errorf("behind the first event comes %s", line)
 	}
-	p.stop(syscall.SIGTERM)
+	for _, want := range []string{`{"id": 2}`, `{"id": 4}`} {
+		if line := p.line(""); !strings.Contains(line, want) {
+			t.Errorf("then comes %s", line)
+		}
+	}
+	// It outlives its connections, and misses nothing.
+	do(t, conn, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE 'LISTEN%'")
+	do(t, conn, "INSERT INTO t VALUES (5)")
+	p.says("lost the server")
+	if line := p.line(""); !strings.Contains(line, `{"id": 5}`) {
+		t.Errorf("after its connection was ended comes %s", line)
+	}
+	// What has expired is neither printed nor passed over in silence, although the service role may read it.
+	do(t, conn, "ALTER STREAM s SET (retention = '1s')")
+	do(t, conn, "SELECT pg_sleep(1.1)")
+	do(t, conn, "INSERT INTO t VALUES (6)")
+	do(t, conn, "SELECT koldstore.wait_for_async_mirror()")
+	q := start(t, "tail", "s", "--from", first.ID, "--config", i.config)
+	q.says("past its retention")
+	if line := q.line(""); !strings.Contains(line, `{"id": 6}`) {
+		t.Errorf("of expired events it prints %s", line)
+	}
+	q.stop(syscall.SIGTERM)
+	do(t, conn, "DROP STREAM s")
+	p.says("was dropped")
+	if code := p.wait(); code != exitFailed {
+		t.Errorf("exit code %d after the stream was dropped", code)
+	}
 	served.stop(syscall.SIGTERM)
 }
 

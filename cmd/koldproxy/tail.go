@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/koldproxy/koldproxy"
@@ -22,11 +24,12 @@ type tailRow struct {
 	K   json.RawMessage `json:"k"`
 	TS  time.Time       `json:"ts"`
 	Doc json.RawMessage `json:"doc"`
+	Old json.RawMessage `json:"old,omitempty"` // of streams with pre_image
 }
 
 const (
 	tailPage = 500
-	// tailPoll is how long a quiet stream is left alone when no notification comes.
+	// tailPoll is how long a quiet stream is left alone when no notification comes, and the pause before connecting again.
 	tailPoll = time.Second
 
 	fromEarliest = "earliest"
@@ -38,6 +41,8 @@ func newTailCommand(opts *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tail STREAM",
 		Short: "print the events of a stream, first those behind --from, then new ones until Ctrl-C",
+		Long: `Prints the events of a stream from its log: first those behind --from, then new ones until Ctrl-C. What is missing in front of an event, or
+was never captured, is said on stderr. When the server goes away, tail goes on where it was once it is back.`,
 		Example: `  koldproxy tail big_orders --config koldproxy.toml
   koldproxy tail big_orders --from earliest --json --config koldproxy.toml`,
 		Args: arguments(cobra.ExactArgs(1)),
@@ -46,16 +51,16 @@ func newTailCommand(opts *options) *cobra.Command {
 				return usageError{fmt.Errorf("--from %q is the id of no event; it is one as tail prints, or %q", from, fromEarliest)}
 			}
 			ctx := cmd.Context()
-			conn, err := a.open(ctx)
+			pool, err := a.pool(ctx)
 			if err != nil {
 				return err
 			}
-			defer conn.Close(context.WithoutCancel(ctx))
-			t := &tailer{conn: conn, json: a.json, out: cmd.OutOrStdout(), notes: cmd.ErrOrStderr()}
+			defer pool.Close()
+			t := &tailer{pool: pool, json: a.json, out: cmd.OutOrStdout(), notes: cmd.ErrOrStderr()}
 			if err := t.begin(ctx, args[0], from); err != nil {
 				return err
 			}
-			if err := t.follow(ctx); ctx.Err() == nil {
+			if err := t.run(ctx); ctx.Err() == nil {
 				return err
 			}
 			return nil // Ctrl-C is how tail ends
@@ -66,63 +71,148 @@ func newTailCommand(opts *options) *cobra.Command {
 	return cmd
 }
 
-// tailer prints the log of one stream.
-type tailer struct {
-	conn    *pgx.Conn
-	out     io.Writer
-	notes   io.Writer
-	json    bool
-	log     string // the log's name, quoted
-	channel string
-	last    string // the last id printed
+// pool opens connections to the database that is meant: one that waits, and one that reads.
+func (a *admin) pool(ctx context.Context) (*pgxpool.Pool, error) {
+	c, database, err := a.config()
+	if err != nil {
+		return nil, err
+	}
+	dsn, err := c.dsn(database)
+	if err != nil {
+		return nil, err
+	}
+	pc, err := pgxpool.ParseConfig(dsn)
+	if err != nil {
+		return nil, errors.New("postgres.dsn is no connection string")
+	}
+	pc.MaxConns = 2
+	pool, err := pgxpool.NewWithConfig(ctx, pc)
+	if err != nil {
+		return nil, fmt.Errorf("connect to database %s: %w", database, err)
+	}
+	return pool, nil
 }
 
-// begin finds the stream's log and where to start, and asks for notifications before the first read, so that none is missed.
+// tailer prints the log of one stream.
+type tailer struct {
+	pool   *pgxpool.Pool
+	out    io.Writer
+	notes  io.Writer
+	json   bool
+	stream string // as it was typed
+	name   string
+	replay *changefeed.Replay
+	last   string // the position: the last id that was printed
+}
+
+// begin finds the stream and where to start.
 func (t *tailer) begin(ctx context.Context, stream, from string) error {
-	var floor string
-	err := t.conn.QueryRow(ctx, `SELECT s.log_oid::regclass::text, 'koldstore_stream_' || s.name, coalesce(greatest(s.floor, koldstore.expired(s.stream_id)), '')
-		FROM koldstore.stream s
+	t.stream = stream
+	var schema string
+	err := t.pool.QueryRow(ctx, `SELECT s.schema_name, s.name FROM koldstore.stream s
 		WHERE (s.schema_name, s.name) IN (SELECT n[1], n[2] FROM (SELECT parse_ident($1)) AS p(n) WHERE array_length(n, 1) = 2)
 		   OR s.name = (SELECT n[1] FROM (SELECT parse_ident($1)) AS p(n) WHERE array_length(n, 1) = 1)
-		ORDER BY s.schema_name = ANY (current_schemas(false)) DESC LIMIT 1`, stream).Scan(&t.log, &t.channel, &floor)
-	if errors.Is(err, pgx.ErrNoRows) {
+		ORDER BY s.schema_name = ANY (current_schemas(false)) DESC LIMIT 1`, stream).Scan(&schema, &t.name)
+	if err == nil {
+		t.replay, err = changefeed.OpenReplay(ctx, t.pool, schema, t.name)
+	}
+	if errors.Is(err, pgx.ErrNoRows) || errors.Is(err, changefeed.ErrNoStream) {
 		return fmt.Errorf("stream %s does not exist", stream)
 	}
 	if err != nil {
 		return fmt.Errorf("look for stream %s: %w", stream, err)
 	}
-	if _, err := t.conn.Exec(ctx, "LISTEN "+pgx.Identifier{t.channel}.Sanitize()); err != nil {
-		return fmt.Errorf("listen for events: %w", err)
+	switch from {
+	case "":
+		from = changefeed.FromNewest
+	case fromEarliest:
+		from = changefeed.FromEarliest
 	}
-	if from == fromEarliest {
-		return nil
+	position, missed, err := t.replay.Begin(ctx, from)
+	if err != nil {
+		return err
 	}
-	var end string
-	if err := t.conn.QueryRow(ctx, "SELECT coalesce(max(id), '') FROM "+t.log).Scan(&end); err != nil {
-		return fmt.Errorf("find the end of stream %s: %w", stream, err)
-	}
-	t.last = from
-	switch {
-	case from == "":
-		t.last = end
-	case changefeed.FromFuture(from, end, floor, time.Now()):
-		t.last = end
-		_, _ = fmt.Fprintf(t.notes, "koldproxy: %s is an id of the future; the newest event of stream %s is %q, and what comes behind it is printed\n", from, stream, end)
+	t.last = position
+	if missed != nil && missed.Reason == changefeed.Ahead {
+		_, _ = fmt.Fprintf(t.notes, "koldproxy: %s is an id of the future; the newest event of stream %s is %q, and what comes behind it is printed\n", from, stream, position)
+	} else if missed != nil {
+		t.missing(*missed)
 	}
 	return nil
 }
 
+// missing says what is not printed.
+func (t *tailer) missing(gap changefeed.ReplayGap) {
+	if gap.Reason == changefeed.Expired {
+		_, _ = fmt.Fprintf(t.notes, "koldproxy: events of stream %s up to %s are missing: they are past its retention\n", t.stream, gap.Floor)
+		return
+	}
+	_, _ = fmt.Fprintf(t.notes, "koldproxy: events of stream %s behind %s are missing: %s\n", t.stream, gap.Floor, gap.Reason)
+}
+
+// run follows the stream until ctx ends or something is wrong that does not pass.
+func (t *tailer) run(ctx context.Context) error {
+	for said := false; ; {
+		before := t.last
+		err := t.follow(ctx)
+		if !isOutage(err) || ctx.Err() != nil {
+			return err
+		}
+		if !said || t.last != before {
+			_, _ = fmt.Fprintf(t.notes, "koldproxy: lost the server, trying again: %v\n", err)
+			said = true
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(tailPoll):
+		}
+	}
+}
+
+// isOutage says whether an error may be that of a server that is restarted, or of the way to it.
+func isOutage(err error) bool {
+	if errors.Is(err, changefeed.ErrNoStream) || errors.As(err, new(outputError)) {
+		return false
+	}
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) {
+		return true
+	}
+	switch pg.Code[:min(2, len(pg.Code))] {
+	case "08", "53", "57":
+		return true
+	}
+	return false
+}
+
+// outputError is one of writing what is printed.
+type outputError struct{ error }
+
+// follow asks for notifications before the first read, so that none is missed.
 func (t *tailer) follow(ctx context.Context) error {
+	conn, err := t.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	listening := conn.Hijack() // whoever comes next is not to be notified
+	defer listening.Close(context.WithoutCancel(ctx))
+	if _, err := listening.Exec(ctx, "LISTEN "+pgx.Identifier{"koldstore_stream_" + t.name}.Sanitize()); err != nil {
+		return fmt.Errorf("listen for events: %w", err)
+	}
 	for {
-		n, err := t.printPage(ctx)
+		more, err := t.printPage(ctx)
+		if errors.Is(err, changefeed.ErrNoStream) {
+			return fmt.Errorf("stream %s was dropped: %w", t.stream, err)
+		}
 		if err != nil {
 			return err
 		}
-		if n == tailPage {
+		if more {
 			continue
 		}
 		waiting, cancel := context.WithTimeout(ctx, tailPoll)
-		_, err = t.conn.WaitForNotification(waiting)
+		_, err = listening.WaitForNotification(waiting)
 		timedOut := waiting.Err() != nil
 		cancel()
 		if err != nil && !timedOut {
@@ -134,24 +224,29 @@ func (t *tailer) follow(ctx context.Context) error {
 	}
 }
 
-func (t *tailer) printPage(ctx context.Context) (n int, err error) {
-	rows, err := t.conn.Query(ctx, "SELECT id, op, k, ts, doc FROM "+t.log+" WHERE id > $1 ORDER BY id LIMIT $2", t.last, tailPage)
+func (t *tailer) printPage(ctx context.Context) (more bool, err error) {
+	page, more, err := t.replay.Page(ctx, t.last, tailPage)
 	if err != nil {
-		return 0, fmt.Errorf("read events: %w", err)
+		return false, err
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var r tailRow
-		if err := rows.Scan(&r.ID, &r.Op, &r.K, &r.TS, &r.Doc); err != nil {
-			return n, fmt.Errorf("read events: %w", err)
+	for _, e := range page {
+		if e.Gap != nil {
+			t.missing(*e.Gap)
 		}
-		if err := t.print(r); err != nil {
-			return n, err
+		var event struct {
+			tailRow
+			Millis int64 `json:"ts"`
 		}
-		t.last = r.ID
-		n++
+		if err := json.Unmarshal(e.Payload, &event); err != nil {
+			return false, err
+		}
+		event.TS = time.UnixMilli(event.Millis).UTC()
+		if err := t.print(event.tailRow); err != nil {
+			return false, outputError{err}
+		}
+		t.last = e.ID
 	}
-	return n, rows.Err()
+	return more, nil
 }
 
 func (t *tailer) print(r tailRow) error {

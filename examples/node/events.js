@@ -29,7 +29,7 @@ async function receive(url, file) {
       const field = (name) => block.match(new RegExp(`^${name}: (.*)$`, 'm'))?.[1];
       if (field('event') === 'end') return JSON.parse(field('data')).reason;
       if (field('event') === 'gap') return `events are missing (${JSON.parse(field('data')).reason}): build the copy anew`;
-      if (!field('id')) continue; // a comment
+      if (!field('data')) continue; // a comment, or an id alone
       const event = JSON.parse(field('data'));
       await new Promise((resolve) => process.stdout.write(`${event.id} ${event.op} ${JSON.stringify(event.k)}\n`, resolve));
       fs.writeFileSync(file + '.new', event.id);
