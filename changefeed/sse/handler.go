@@ -206,9 +206,6 @@ func (h *Handler) login(r *http.Request) (user string, status int, err error) {
 	}
 }
 
-// fromEarliest is a position before every event; newest is not known yet.
-const fromEarliest, fromNewest = "", "newest"
-
 // position is where a client wants to begin.
 func position(r *http.Request) (string, error) {
 	after := r.Header.Get("Last-Event-ID")
