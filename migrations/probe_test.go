@@ -109,6 +109,7 @@ func TestStreamsAreShownBesideDropStream(t *testing.T) {
 	for _, name := range []string{"kept", "gone"} {
 		exec(t, owner, `CALL koldstore.create_stream('app', $1, 'app', 't', 'id > 1')`, name)
 	}
+	exec(t, other, `SET standard_conforming_strings = off; SET escape_string_warning = off`)
 	exec(t, other, `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM koldstore.visible_stream`)
 	exec(t, owner, `CALL koldstore.drop_stream('app', 'gone')`)
 	if got := value[string](t, other, `SELECT string_agg(name || ' ' || predicate, ', ' ORDER BY name) FROM koldstore.show_streams()`); got != "app.gone (id > 1), app.kept (id > 1)" {

@@ -52,7 +52,7 @@ END;
 
 -- A view that is dropped between the look at the catalog and the writing out of its definition is an error of the latter.
 CREATE OR REPLACE FUNCTION koldstore.shown_predicate(stream bigint, stored text) RETURNS text
-LANGUAGE plpgsql STABLE AS $$
+LANGUAGE plpgsql STABLE SET standard_conforming_strings TO on AS $$
 BEGIN
     RETURN coalesce((SELECT pg_catalog.replace(pg_catalog.substring(pg_catalog.pg_get_viewdef(c.oid), '^\s*SELECT (.*) AS predicate\s+FROM '), '_ks_when.', '')
                      FROM pg_catalog.pg_class c
