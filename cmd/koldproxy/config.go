@@ -320,12 +320,21 @@ func (c *config) dsnWith(changes map[string]string) (string, error) {
 		}
 		extra["password"] = strings.TrimRight(string(raw), "\r\n")
 	}
-	if u, err := url.Parse(c.Postgres.DSN); err == nil && (u.Scheme == "postgres" || u.Scheme == "postgresql") {
+	one, hosts := hostsApart(c.Postgres.DSN)
+	if u, err := url.Parse(one); err == nil && (u.Scheme == "postgres" || u.Scheme == "postgresql") {
+		// To PostgreSQL a plus in a URL is a plus, and no blank.
+		u.RawQuery = strings.ReplaceAll(u.RawQuery, "+", "%2B")
 		query := u.Query()
 		for name, value := range extra {
 			query.Set(name, value)
 		}
-		u.RawQuery = query.Encode()
+		u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20")
+		if hosts != "" {
+			u.Host = ""
+			scheme, rest, _ := strings.Cut(u.String(), "://")
+			end := strings.IndexAny(rest+"/", "/?")
+			return scheme + "://" + rest[:end] + hosts + rest[end:], nil
+		}
 		return u.String(), nil
 	}
 	dsn := c.Postgres.DSN
@@ -334,6 +343,17 @@ func (c *config) dsnWith(changes map[string]string) (string, error) {
 		dsn += " " + name + "='" + quote.Replace(value) + "'"
 	}
 	return dsn, nil
+}
+
+// hostsApart replaces several hosts in a postgres URL by one, if they cannot stay: a URL in general has one host, and [::1],[::2] is none.
+func hostsApart(dsn string) (one, hosts string) {
+	scheme, rest, ok := strings.Cut(dsn, "://")
+	authority := rest[:strings.IndexAny(rest+"/", "/?#")]
+	begin := strings.LastIndex(authority, "@") + 1
+	if hosts = authority[begin:]; !ok || !strings.Contains(hosts, ",") || !strings.Contains(hosts, "[") {
+		return dsn, ""
+	}
+	return scheme + "://" + authority[:begin] + "several" + rest[len(authority):], hosts
 }
 
 // pgxConfig is the parsed service connection to a database. Its errors do not repeat the DSN.
