@@ -30,7 +30,7 @@ var (
 const (
 	narrow = "id bigint PRIMARY KEY, room integer, author text, body text, sent timestamptz, edited boolean"
 	// narrowRows are messages of a chat: few authors, bodies of 20 to 120 characters that do not repeat.
-	narrowRows = `INSERT INTO narrow SELECT i, i % 500, 'user-' || (i * 7919) % 2000,
+	narrowRows = `INSERT INTO narrow SELECT i, i % 500, 'user-' || (i::bigint * 7919) % 2000,
 		left(md5(i::text) || ' ' || md5((i * 3)::text) || ' ' || md5((i * 5)::text) || md5((i * 7)::text), 20 + i % 100), timestamptz '2026-01-01' + i * interval '37 s', i % 20 = 0 FROM generate_series(1, $1::int) i`
 )
 
@@ -85,12 +85,22 @@ func BenchmarkCold(b *testing.B) {
 				took := time.Since(begin).Seconds()
 				own, server = ownCPU()-own, f.serverCPU()-server
 				peak := peakMB()
-				var size, raw int64
-				ok(b, f.pool.QueryRow(f.ctx, "SELECT sum(size_bytes), sum(octet_length(key_hashes)) FROM koldstore.segment WHERE state = 'active'").Scan(&size, &raw))
+				f.exec("VACUUM koldstore." + kind.name + "__cl") // as autovacuum does soon
+				cfg := coldstore.DefaultConfig()
+				cfg.NoCompaction = true
+				bucket, err := coldstore.OpenLocalBucket(f.folder)
+				ok(b, err)
+				f.openStore(bucket, cfg)
+				_, err = f.store.RunJobs(f.ctx) // shrinks the mirror
+				ok(b, err)
+				var size, catalog, hot, hotIndexes int64
+				ok(b, f.pool.QueryRow(f.ctx, `SELECT (SELECT sum(size_bytes) FROM koldstore.segment WHERE state = 'active'), pg_total_relation_size('koldstore.segment'),
+					pg_total_relation_size(mirror_oid), pg_indexes_size(mirror_oid) FROM koldstore.managed_table WHERE table_oid = $1`, tab.oid).Scan(&size, &catalog, &hot, &hotIndexes))
 				duck := duckSize(b, duckDB(b), tab)
-				fmt.Printf("flush %-7s %3d segments: %7.0f rows/s %6.1f MB/s (mirror), CPU %.1f + %.1f µs/row (koldproxy, server), peak RSS %4.0f MB (%.0f before), %6.1f bytes/row, DuckDB %6.1f, ratio %.3f, hot+cold %.1f%% of the mirror\n",
+				fmt.Printf("flush %-7s %3d segments: %7.0f rows/s %6.1f MB/s (mirror), CPU %.1f + %.1f µs/row (koldproxy, server), peak RSS %4.0f MB (%.0f before), %6.1f bytes/row, DuckDB %6.1f, ratio %.3f, hot+cold %.1f%% of the mirror (bytes/row: before %.1f, catalog %.1f, emptied mirror %.1f, its indexes %.1f)\n",
 					kind.name, segments, float64(*benchRows)/took, float64(mirrorBytes)/took/1e6, own*1e6/float64(*benchRows), server*1e6/float64(*benchRows), peak, before, float64(size)/float64(*benchRows), float64(duck)/float64(*benchRows),
-					float64(size)/float64(duck), 100*float64(size+raw)/float64(mirrorBytes))
+					float64(size)/float64(duck), 100*float64(size+catalog+hot)/float64(mirrorBytes),
+					float64(mirrorBytes)/float64(*benchRows), float64(catalog)/float64(*benchRows), float64(hot)/float64(*benchRows), float64(hotIndexes)/float64(*benchRows))
 				tab.reading("all alive")
 				for _, round := range []struct{ state, condition string }{{"half changed", "id % 2 = 0"}, {"most changed", "id % 10 > 0"}} {
 					if kind.name == "narrow" {
@@ -130,6 +140,17 @@ func (t *table) reading(state string) {
 		ok(t, err)
 		return page
 	}
+	random := func(i int) koldproxy.Seq {
+		k := (i * 7919) % len(infos)
+		return infos[k].MinSeq + koldproxy.Seq(int64(i)*104729)%(infos[k].MaxSeq-infos[k].MinSeq+1)
+	}
+	const pages = 200
+	bucket, err := coldstore.OpenLocalBucket(t.folder)
+	ok(t, err)
+	t.openStore(bucket, coldstore.DefaultConfig()) // nothing is open or decoded
+	own := ownCPU()
+	new50, new99 := percentiles(pages, func(i int) { read(random(i)) })
+	newCPU := (ownCPU() - own) * 1e3 / pages
 	drained, begin, own := 0, time.Now(), ownCPU()
 	for after := koldproxy.Seq(0); after < infos[len(infos)-1].MaxSeq; {
 		page := read(after)
@@ -137,11 +158,7 @@ func (t *table) reading(state string) {
 	}
 	drain := float64(drained) / time.Since(begin).Seconds()
 	own = (ownCPU() - own) * 1e6 / float64(drained)
-	random := func(i int) koldproxy.Seq {
-		k := (i * 7919) % len(infos)
-		return infos[k].MinSeq + koldproxy.Seq(int64(i)*104729)%(infos[k].MaxSeq-infos[k].MinSeq+1)
-	}
-	p50, p99 := percentiles(200, func(i int) { read(random(i)) })
+	p50, p99 := percentiles(pages, func(i int) { read(random(i)) })
 	db, files := duckDB(t), list(t.files())
 	duck50, duck99 := percentiles(20, func(i int) {
 		rows, err := db.QueryContext(t.ctx, fmt.Sprintf("SELECT * FROM read_parquet(%s) WHERE _ks_seq > %d ORDER BY _ks_seq LIMIT %d", files, random(i), pageLimit))
@@ -151,8 +168,8 @@ func (t *table) reading(state string) {
 		ok(t, rows.Err())
 		ok(t, rows.Close())
 	})
-	fmt.Printf("  %-12s %4d segments, %2.0f %% dead: drain %7.0f rows/s (CPU %.1f µs/row), page of %d at random: p50 %5.1f ms, p99 %5.1f ms; DuckDB p50 %5.1f ms, p99 %5.1f ms\n", state, len(infos),
-		100*float64(dead)/float64(rows), drain, own, pageLimit, p50, p99, duck50, duck99)
+	fmt.Printf("  %-12s %4d segments, %2.0f %% dead: drain %7.0f rows/s (CPU %.1f µs/row), page of %d at random: p50 %5.1f ms, p99 %5.1f ms (before the drain %5.1f, %5.1f, CPU %.1f ms); DuckDB p50 %5.1f ms, p99 %5.1f ms\n", state, len(infos),
+		100*float64(dead)/float64(rows), drain, own, pageLimit, p50, p99, new50, new99, newCPU, duck50, duck99)
 }
 
 const pageLimit = 1000
@@ -229,7 +246,8 @@ func BenchmarkSmallFlushes(b *testing.B) {
 	f.ctx = context.Background()
 	tab := f.manage("narrow", narrow, "")
 	const few, times = 1000, 10
-	for have, want := 0, *benchRows; ; {
+	have := 0
+	for _, want := range []int{*benchRows, 4 * *benchRows} {
 		f.exec(strings.Replace(narrowRows, "generate_series(1, $1::int)", "generate_series($1::int, $2::int)", 1), have+1, want)
 		tab.capture(fmt.Sprintf("id > %d", have))
 		tab.mustFlush()
@@ -250,9 +268,6 @@ func BenchmarkSmallFlushes(b *testing.B) {
 				own, server = own+ownCPU()-ownBefore, server+f.serverCPU()-serverBefore
 			}
 			fmt.Printf("flush of %d rows beside %8d, hashes in memory %-5t: CPU %5.1f + %5.1f ms (koldproxy, server)\n", few, have, !restart, own*1e3/times, server*1e3/times)
-		}
-		if want = 5 * have; want > 5**benchRows {
-			break
 		}
 	}
 }
