@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -84,6 +85,76 @@ func TestPrometheusAcceptsTheAlerts(t *testing.T) {
 	if err != nil || !strings.Contains(string(out), "rules found") {
 		t.Errorf("%v\n%s", err, out)
 	}
+}
+
+// Each alert is raised when it should be, also by what is there with its first event, and by nothing that goes on as it should.
+func TestAlertsAreRaised(t *testing.T) {
+	t.Parallel()
+	alerts, tests := read(t, "../../deploy/prometheus/alerts.yml"), read(t, "../../deploy/prometheus/alerts_test.yml")
+	names := regexp.MustCompile(`alert: (\w+)`).FindAllStringSubmatch(alerts, -1)
+	if len(names) < 10 {
+		t.Fatalf("only %d alerts", len(names))
+	}
+	for _, name := range names {
+		if !regexp.MustCompile(`alertname: ` + name[1] + `\s+exp_alerts:`).MatchString(tests) {
+			t.Errorf("no test has %s raised", name[1])
+		}
+		if !regexp.MustCompile(`alertname: ` + name[1] + ` }`).MatchString(tests) {
+			t.Errorf("no test has %s not raised", name[1])
+		}
+	}
+	promtool, err := exec.LookPath("promtool")
+	if err != nil {
+		t.Skip("promtool is not installed (Debian: prometheus)")
+	}
+	if out, err := exec.CommandContext(t.Context(), promtool, "test", "rules", "../../deploy/prometheus/alerts_test.yml").CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// koldproxy starts again after whatever may pass: systemd never gives it up, but for a configuration that cannot be used; and compose waits
+// for the server that clients will reach rather than for the one that the image prepares, which has no TCP.
+func TestServiceManagersDoNotGiveUp(t *testing.T) {
+	t.Parallel()
+	unit := read(t, "../../deploy/systemd/koldproxy.service")
+	for _, line := range []string{"Type=notify", "StartLimitIntervalSec=0", "Restart=on-failure", fmt.Sprintf("RestartPreventExitStatus=%d", exitUsage)} {
+		if !strings.Contains(unit, "\n"+line+"\n") {
+			t.Errorf("koldproxy.service has no line %s", line)
+		}
+	}
+	if section := strings.Index(unit, "[Service]"); section < strings.Index(unit, "StartLimitIntervalSec") {
+		t.Error("StartLimitIntervalSec belongs to [Unit]")
+	}
+	if analyze, err := exec.LookPath("systemd-analyze"); err == nil {
+		if out, err := exec.CommandContext(t.Context(), analyze, "verify", "--man=no", "../../deploy/systemd/koldproxy.service").CombinedOutput(); err != nil {
+			for line := range strings.Lines(string(out)) {
+				if strings.Contains(line, "koldproxy.service") && !strings.Contains(line, "is not executable") {
+					t.Errorf("systemd-analyze: %s", line)
+				}
+			}
+		}
+	}
+	compose := read(t, "../../docker-compose.yml")
+	if _, service, ok := strings.Cut(compose, "\n  koldproxy:\n"); !ok || !strings.Contains(strings.Split(service, "\n\n")[0], "restart: unless-stopped") {
+		t.Error("compose lets koldproxy be after it has ended")
+	}
+	if !strings.Contains(compose, "pg_isready -h 127.0.0.1 ") {
+		t.Error("compose takes the image's first server, which has only a socket, for PostgreSQL")
+	}
+	for _, image := range regexp.MustCompile(`image: (\S+)`).FindAllStringSubmatch(compose, -1) {
+		if !regexp.MustCompile(`:v?[0-9]`).MatchString(image[1]) {
+			t.Errorf("compose takes whatever version of %s there is", image[1])
+		}
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // Grafana ignores what it does not understand, in silence; so the dashboard's panels are looked at here.
