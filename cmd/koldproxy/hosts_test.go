@@ -10,13 +10,13 @@ import (
 func TestURLsWithSeveralHosts(t *testing.T) {
 	t.Parallel()
 	for dsn, want := range map[string]string{
-		"postgres://kold:p%40ss@[::1]:5432,[::2]:5433/app":               "::1:5432 ::2:5433",
-		"postgres://kold:p%40ss@[::1],[fe80::2]/app?sslmode=disable&application_name=a+b":     "::1:5432 fe80::2:5432",
-		"postgresql://kold:p%40ss@one:1,[::1]:5433?sslmode=disable":      "one:1 ::1:5433",
-		"postgres://kold:p%40ss@[::1],two,[::3]:7/app?connect_timeout=3": "::1:5432 two:5432 ::3:7",
-		"postgres://kold:p%40ss@one,two:5/app":                           "one:5432 two:5",
-		"postgres://kold:p%40ss@[::1]:6/app":                             "::1:6",
-		"host=::1,::2 port=5432,5433 user=kold password=p@ss":            "::1:5432 ::2:5433",
+		"postgres://kold:p%40ss@[::1]:5432,[::2]:5433/app":                                "::1:5432 ::2:5433",
+		"postgres://kold:p%40ss@[::1],[fe80::2]/app?sslmode=disable&application_name=a+b": "::1:5432 fe80::2:5432",
+		"postgresql://kold:p%40ss@one:1,[::1]:5433?sslmode=disable":                       "one:1 ::1:5433",
+		"postgres://kold:p%40ss@[::1],two,[::3]:7/app?connect_timeout=3":                  "::1:5432 two:5432 ::3:7",
+		"postgres://kold:p%40ss@one,two:5/app":                                            "one:5432 two:5",
+		"postgres://kold:p%40ss@[::1]:6/app":                                              "::1:6",
+		"host=::1,::2 port=5432,5433 user=kold password=p@ss":                             "::1:5432 ::2:5433",
 	} {
 		c := defaultConfig()
 		c.Postgres.DSN = dsn
