@@ -227,7 +227,7 @@ func (s *session) prime(ctx context.Context) {
 
 func (s *session) renewNames(ctx context.Context, d *databaseNames) {
 	if err := d.renew(ctx, s.server.deps.Fulfiller.(DemandNames), s.database); err != nil {
-		s.log.Debug().Err(err).Msg("cannot ask for the names that may demand")
+		s.log().Debug().Err(err).Msg("cannot ask for the names that may demand")
 	}
 }
 

@@ -45,7 +45,7 @@ func (s *session) refuse(e *koldproxy.Error) error {
 // refusedBecause is refuse for reasons that are counted.
 func (s *session) refusedBecause(reason string, e *koldproxy.Error) error {
 	s.server.metrics.refused.WithLabelValues(reason).Inc()
-	s.log.Warn().Err(e).Str("reason", reason).Msg("session refused")
+	s.log().Warn().Err(e).Str("reason", reason).Msg("session refused")
 	return s.refuse(e)
 }
 
@@ -127,7 +127,7 @@ func (s *session) prove(ctx context.Context, request []byte) error {
 	}
 	if kind == authSASL {
 		if refusal := s.checkBinding(answer); refusal != nil {
-			s.log.Warn().Msg("channel binding cannot be relayed: server and koldproxy show different certificates")
+			s.log().Warn().Msg("channel binding cannot be relayed: server and koldproxy show different certificates")
 			return s.refuse(refusal)
 		}
 	}

@@ -17,8 +17,8 @@ type looped struct{}
 
 func newLoop(time.Duration) (*loop, error) { return nil, errors.ErrUnsupported }
 
-func (*loop) close()                       {}
-func (*loop) carry(*session) (bool, error) { return true, nil }
+func (*loop) close()               {}
+func (*loop) carry(*session) error { return errors.ErrUnsupported }
 
 func (*looped) wake() {}
 

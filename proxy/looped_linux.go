@@ -21,8 +21,8 @@ const (
 	maxIdleOut = 64 << 10
 )
 
-// looped is a session in a loop. It belongs to the loop's goroutine, except before begin and after left is closed, when it
-// belongs to the session's own.
+// looped is a session in a loop. It belongs to the loop's goroutine, except before begin and after concluded, when it
+// belongs to one of the session's own.
 type looped struct {
 	loop    *loop
 	session *session
@@ -34,7 +34,6 @@ type looped struct {
 	over    bool // both sides have ended
 	gone    bool // out of the loop
 	queued  bool // in loop.again
-	left    chan struct{}
 }
 
 // end is one of a looped session's sockets.
@@ -65,22 +64,37 @@ func (e *end) interest() *unix.EpollEvent {
 	return event
 }
 
-// carry has the loop run a session and returns when it has left. It is false when the session has ended and both
-// connections are closed; otherwise the connections are as they were before.
-func (l *loop) carry(s *session) (bool, error) {
-	x := &looped{loop: l, session: s, left: make(chan struct{})}
+// carry has the loop run a session from now on. When it has left the loop it goes on in a goroutine of its own, see goOn.
+func (l *loop) carry(s *session) error {
+	x := &looped{loop: l, session: s}
 	if err := x.take(); err != nil {
-		return false, err
+		return err
 	}
 	s.mu.Lock()
 	s.looped = x
 	s.mu.Unlock()
 	l.ask(x.begin)
-	<-x.left
+	return nil
+}
+
+// goOn does what is to be done after the loop: a session that has ended is finished, the pumps go on with others.
+func (x *looped) goOn() {
+	s, carried := x.session, false
+	defer func() {
+		if !carried {
+			s.finish()
+			s.group.wg.Done()
+		}
+	}()
+	defer s.server.recovered()
 	if x.over || !x.sound {
-		return false, nil
+		return
 	}
-	return true, x.restore()
+	if err := x.restore(); err != nil {
+		s.note(err)
+		return
+	}
+	carried = s.pump(s.life) && s.relay()
 }
 
 // take makes the session's sockets the loop's; Go's poller forgets them.
@@ -95,8 +109,12 @@ func (x *looped) take() error {
 			return err
 		}
 	}
-	_ = s.front.conn.Close()
-	_ = s.back.conn.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, in := range []*stream{s.front, s.back} {
+		_ = in.conn.Close()
+		in.conn = nil
+	}
 	return nil
 }
 
@@ -241,7 +259,7 @@ func (x *looped) concluded() {
 	x.session.mu.Lock()
 	x.session.looped = nil
 	x.session.mu.Unlock()
-	close(x.left)
+	go x.goOn()
 }
 
 // forward reads and writes until nothing moves, or others should have their turn.
@@ -296,8 +314,11 @@ func (x *looped) lend(e *end) {
 	in := e.in
 	rest := in.buffered()
 	switch {
-	case len(rest) == 0:
+	case len(rest) == 0 && (len(in.buf) == 0 || &in.buf[0] == &x.loop.buf[0]):
 		in.buf, in.r, in.w = nil, 0, 0
+	case len(rest) == 0: // one of its own
+		in.drop()
+		in.r, in.w = 0, 0
 	case &in.buf[0] == &x.loop.buf[0]:
 		in.buf = make([]byte, max(4<<10, 2*len(rest)))
 		in.r, in.w = 0, copy(in.buf, rest)

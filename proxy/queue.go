@@ -21,7 +21,7 @@ func (q *queue) front() *entry {
 
 func (q *queue) push(e entry) {
 	if q.count == len(q.ring) {
-		grown := make([]entry, max(16, 2*len(q.ring)))
+		grown := make([]entry, max(8, 2*len(q.ring)))
 		for i := range q.count {
 			grown[i] = *q.at(i)
 		}

@@ -144,7 +144,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 // group is what one Serve has to wait for.
 type group struct {
 	server *Server
-	wg     sync.WaitGroup
+	wg     sync.WaitGroup // clients and sessions
 
 	mu       sync.Mutex
 	draining bool
@@ -200,10 +200,11 @@ func (g *group) admit(ctx context.Context, conn net.Conn) {
 	set := g.server.current()
 	place := g.server.admission.enter(conn, set.MaxHandshakes)
 	go func() {
-		defer g.wg.Done()
 		// Sessions outlive ctx: they are told by drain.
 		c := &client{group: g, conn: conn, set: set, place: place, peer: peerOf(conn.RemoteAddr())}
-		c.serve(context.WithoutCancel(ctx))
+		if !c.serve(context.WithoutCancel(ctx)) {
+			g.wg.Done()
+		}
 	}()
 }
 
@@ -252,11 +253,10 @@ func (c *client) speaks() {
 	c.spoken = true
 }
 
-// serve serves one connection from its first byte to its last.
-func (c *client) serve(ctx context.Context) {
+// serve serves one connection from its first byte on. It is true when a session has come of it that a loop carries; otherwise
+// everything has ended.
+func (c *client) serve(ctx context.Context) (carried bool) {
 	s, conn := c.server, c.conn
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
 	defer c.shaken()
 	defer conn.Close()
 	defer s.admission.leave(c.place) // does no harm when it has left already
@@ -269,45 +269,48 @@ func (c *client) serve(ctx context.Context) {
 	packet, err := c.hello(in, policy)
 	if evicted := s.admission.leave(c.place); evicted {
 		s.metrics.refused.WithLabelValues("handshakes").Inc()
-		return
+		return false
 	}
 	if err != nil {
 		s.refused(err, c.peer)
 		if e, ok := errors.AsType[*koldproxy.Error](err); ok {
 			_, _ = in.conn.Write(errorFields("FATAL", e).appendTo(nil, msgError))
 		}
-		return
+		return false
 	}
 	if packet.code == codeCancel {
 		_ = conn.SetDeadline(time.Time{})
 		if err := s.cancel(ctx, packet); err != nil {
 			s.cancelFailed(err)
 		}
-		return
+		return false
 	}
 	c.speaks()
-	in.grow(bufferSize)
+	in.grow(restingSize)
 	if refusal := s.admission.begin(c.peer, c.set.MaxConnections, c.set.MaxConnectionsPerAddress); refusal != admitted {
 		s.metrics.refused.WithLabelValues(refusal.String()).Inc()
 		_, _ = in.conn.Write(c.tooMany(refusal))
-		return
+		return false
 	}
-	defer s.admission.end(c.peer)
 	parameters := parseStartup(packet)
 	session := newSession(s, in, parameters)
-	session.set, session.peer, session.deadline = c.set, c.peer, deadline
+	session.group, session.set, session.peer, session.deadline = c.group, c.set, c.peer, deadline
 	session.certified = policy.certifies(in.conn, parameters.user)
-	session.log = session.log.With().Stringer("client", c.peer).Logger()
 	if !c.join(session) {
+		s.admission.end(c.peer)
 		s.metrics.refused.WithLabelValues("draining").Inc()
 		_, _ = in.conn.Write(shuttingDown())
-		return
+		return false
 	}
-	defer c.leave(session)
+	defer func() {
+		if !carried {
+			session.finish()
+		}
+	}()
 	if c.set.ApplicationNameAddHost && parameters.understood {
 		packet = packet.withClientAddress(c.peer)
 	}
-	session.run(ctx, packet, c.shaken)
+	return session.run(ctx, packet, c.shaken)
 }
 
 // hello reads what the client says up to its startup packet, or a cancel request.

@@ -26,8 +26,9 @@ var sessionNumbers atomic.Uint64
 // pumpClient's goroutine owns all of it.
 type session struct {
 	server    *Server
+	group     *group
 	set       *settings // as they were when the client came
-	log       zerolog.Logger
+	number    uint64
 	peer      peer
 	certified bool         // the client's certificate proves who it is
 	target    SessionAttrs // what the server has to be
@@ -57,7 +58,8 @@ type session struct {
 	// preparedLasting says that what was prepared may do what no error takes back.
 	preparedLasting bool
 	renewing        sync.WaitGroup
-	life            context.Context // of what is done for the session in the background; ends with it
+	life            context.Context // of what is done for the session; ends with it
+	endLife         context.CancelFunc
 
 	process [4]byte // process number and key of BackendKeyData; key is nil if there was none
 	key     []byte
@@ -77,7 +79,7 @@ type session struct {
 	parked    chan struct{}
 	resume    chan struct{}
 	pumped    chan struct{} // pumpServer has returned
-	ended     chan struct{} // run has returned
+	ended     chan struct{} // closed by finish
 	left      leftOver
 	ahead     *looked // what became of looking at the message in front of the client's buffer
 	homeward  bool    // the session is to go back into the loop when it is quiet
@@ -95,10 +97,9 @@ func newSession(s *Server, front *stream, p startupParameters) *session {
 		server:   s,
 		user:     p.user,
 		database: p.database,
+		number:   sessionNumbers.Add(1),
 		front:    front,
 		tracker:  newTracker(),
-		parked:   make(chan struct{}),
-		resume:   make(chan struct{}),
 		ended:    make(chan struct{}),
 		life:     context.Background(),
 	}
@@ -107,65 +108,82 @@ func newSession(s *Server, front *stream, p startupParameters) *session {
 	if session.intercept = session.tracked && s.intercepts(p.database); session.intercept {
 		session.names = s.demandNames(p.database)
 	}
-	session.log = s.log.With().Uint64("conn", sessionNumbers.Add(1)).Str("db", p.database).Logger()
 	return session
 }
 
-// run connects to the server, relays the authentication and then everything else. It returns when the server connection
-// is closed. shaken is called when the handshake is over.
-func (s *session) run(ctx context.Context, packet startupPacket, shaken func()) {
-	defer close(s.ended)
-	defer s.renewing.Wait()
-	life, end := context.WithCancel(context.WithoutCancel(ctx))
-	defer end()
-	s.life = life
-	defer s.pages.release()
-	defer s.batch.reset()
-	handshake, stop := context.WithDeadline(ctx, s.deadline)
-	defer stop()
-	if err := s.connect(handshake, packet); err != nil {
-		s.notConnected(err)
-		return
-	}
-	conn := s.back.conn
-	defer conn.Close()
-	defer s.forget()
-	if err := s.begin(handshake, packet); err != nil {
-		s.notBegun(err)
-		return
-	}
-	_ = s.front.conn.SetDeadline(time.Time{})
-	_ = conn.SetDeadline(time.Time{})
-	s.prime(handshake)
-	shaken()
-	s.log.Debug().Msg("session begins")
-	s.relay(ctx)
-	s.log.Debug().Msg("session ends")
+// log is a logger that names the session. It is made when there is something to say: it needs half a kilobyte.
+func (s *session) log() *zerolog.Logger {
+	named := s.server.log.With().Uint64("conn", s.number).Str("db", s.database).Stringer("client", s.peer).Logger()
+	return &named
 }
 
-// relay forwards in both directions until the session ends: in an event loop as long as there is nothing to it, otherwise
-// with two pumps. Both call relayClient and relayServer and leave everything else in the session as they found it, so that
-// they can take turns at any moment.
-func (s *session) relay(ctx context.Context) {
+// run connects to the server, relays the authentication and then everything else. shaken is called when the handshake is
+// over. It is true when a loop carries the session; otherwise the session is over, but for finish.
+func (s *session) run(ctx context.Context, packet startupPacket, shaken func()) (carried bool) {
+	s.life, s.endLife = context.WithCancel(ctx)
+	if !s.shake(ctx, packet) {
+		return false
+	}
+	shaken()
+	s.log().Debug().Msg("session begins")
+	return s.relay()
+}
+
+// shake connects to the server and relays the authentication. It is false when that did not work out.
+func (s *session) shake(ctx context.Context, packet startupPacket) bool {
+	ctx, stop := context.WithDeadline(ctx, s.deadline)
+	defer stop()
+	if err := s.connect(ctx, packet); err != nil {
+		s.notConnected(err)
+		return false
+	}
+	if err := s.begin(ctx, packet); err != nil {
+		s.notBegun(err)
+		return false
+	}
+	_ = s.front.conn.SetDeadline(time.Time{})
+	_ = s.back.conn.SetDeadline(time.Time{})
+	s.prime(ctx)
+	return true
+}
+
+// finish is the last thing that happens to a session. Nobody runs it any more.
+func (s *session) finish() {
+	s.forget()
+	s.closeSide(func() *stream { return s.back })
+	s.batch.reset()
+	s.pages.release()
+	if s.endLife != nil {
+		s.endLife()
+	}
+	s.renewing.Wait()
+	close(s.ended)
+	s.log().Debug().Msg("session ends")
+	s.group.leave(s)
+	s.server.admission.end(s.peer)
+}
+
+// relay forwards in both directions: in an event loop as long as there is nothing to it, otherwise with two pumps. Both call
+// relayClient and relayServer and leave everything else in the session as they found it, so that they can take turns at any
+// moment. It is true when a loop carries the session, which goes on without the calling goroutine; otherwise the session is over.
+func (s *session) relay() (carried bool) {
 	for {
-		if loop := s.server.pickLoop(); loop != nil && s.loopable() { //nolint:contextcheck // a loop outlives the session that starts it
-			goesOn, err := loop.carry(s)
+		if loop := s.server.pickLoop(); loop != nil && s.loopable() {
+			err := loop.carry(s)
 			if err != nil {
 				s.note(err)
 			}
-			if err != nil || !goesOn {
-				return
-			}
+			return err == nil
 		}
-		if !s.pump(ctx) {
-			return
+		if !s.pump(s.life) {
+			return false
 		}
 	}
 }
 
 // pump runs the pumps. It is true when the session may go back into the loop.
 func (s *session) pump(ctx context.Context) bool {
-	s.pumped = make(chan struct{})
+	s.parked, s.resume, s.pumped = make(chan struct{}), make(chan struct{}), make(chan struct{})
 	s.returning = false
 	front, back := s.front.conn, s.back.conn
 	defer func() {
@@ -280,14 +298,14 @@ func (s *session) toServer(b []byte) error {
 func (s *session) note(err error) {
 	f, ok := errors.AsType[*failure](err)
 	if !ok {
-		s.log.Debug().Err(err).Msg("session fails")
+		s.log().Debug().Err(err).Msg("session fails")
 		return
 	}
 	if f.side == sideClient && f.direction == "read" && isEOF(f.err) {
 		return // it went away
 	}
 	s.server.metrics.errors.WithLabelValues(string(f.side), f.direction).Inc()
-	s.log.Info().Err(f.err).Str("side", string(f.side)).Str("direction", f.direction).Msg("session fails")
+	s.log().Info().Err(f.err).Str("side", string(f.side)).Str("direction", f.direction).Msg("session fails")
 }
 
 // drain tells the session to end when it is idle.
@@ -303,7 +321,7 @@ func (s *session) interrupt() {
 	switch {
 	case s.looped != nil:
 		s.looped.wake()
-	case s.back != nil:
+	case s.back != nil && s.back.conn != nil: // otherwise it is on its way out of a loop, and whoever takes it looks by himself
 		_ = s.back.conn.SetReadDeadline(longAgo)
 	}
 }
@@ -314,7 +332,9 @@ func (s *session) cut(ctx context.Context) {
 	s.cancelDemand()
 	s.mu.Lock()
 	s.severed, s.over = true, true
-	_ = s.front.conn.SetWriteDeadline(time.Now().Add(cutWrite)) // a client may not read at all
+	if s.front.conn != nil { // a loop does not wait for a client
+		_ = s.front.conn.SetWriteDeadline(time.Now().Add(cutWrite)) // which may not read at all
+	}
 	key := s.key
 	s.interrupt()
 	s.mu.Unlock()
@@ -336,7 +356,7 @@ func (s *session) cut(ctx context.Context) {
 func (s *session) closeSide(side func() *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if in := side(); in != nil {
+	if in := side(); in != nil && in.conn != nil {
 		_ = in.conn.Close()
 	}
 }

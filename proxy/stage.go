@@ -120,7 +120,7 @@ func (s *session) fulfil(ctx context.Context, leave pass, demand json.RawMessage
 		return sealed{}, errCancelled
 	case err != nil:
 		if _, expected := errors.AsType[*koldproxy.Error](err); !expected {
-			s.log.Error().Err(err).Msg("cannot fulfil a demand")
+			s.log().Error().Err(err).Msg("cannot fulfil a demand")
 		}
 	}
 	return answer, err

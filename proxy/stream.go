@@ -3,10 +3,18 @@ package proxy
 import (
 	"errors"
 	"net"
+	"sync"
 )
 
-// bufferSize is a stream's buffer as long as no message has to be seen as a whole.
-const bufferSize = 32 << 10
+const (
+	// bufferSize is a stream's buffer while much is said and no message has to be seen as a whole.
+	bufferSize = 32 << 10
+	// restingSize is a stream's buffer while little is said, so that sessions that wait cost little.
+	restingSize = 2 << 10
+)
+
+// buffers are those of bufferSize that no stream needs.
+var buffers = sync.Pool{New: func() any { return new([bufferSize]byte) }}
 
 // errMessageTooLarge is returned by fill when the buffer may not grow any more. Callers gather only messages within their
 // limits, so it means a mistake of theirs.
@@ -18,10 +26,11 @@ type stream struct {
 	conn net.Conn
 	buf  []byte
 	r, w int   // buf[r:w] has been read and not consumed
+	last int   // bytes of the last read
 	err  error // the end of the connection, found by a read-ahead; fill returns it when asked for more
 }
 
-func newStream(conn net.Conn) *stream { return &stream{conn: conn, buf: make([]byte, bufferSize)} }
+func newStream(conn net.Conn) *stream { return &stream{conn: conn, buf: make([]byte, restingSize)} }
 
 func (s *stream) buffered() []byte { return s.buf[s.r:s.w] }
 
@@ -35,6 +44,7 @@ func (s *stream) fill(limit int) error {
 	}
 	n, err := s.conn.Read(s.buf[s.w:])
 	s.w += n
+	s.last = n
 	if n > 0 {
 		return nil // an error that came along comes again
 	}
@@ -46,9 +56,7 @@ func (s *stream) makeRoom(limit int) error {
 	switch {
 	case s.r == s.w:
 		s.r, s.w = 0, 0
-		if len(s.buf) > 2*bufferSize { // a large message has passed
-			s.buf = make([]byte, bufferSize)
-		}
+		s.fit()
 	case s.w == len(s.buf) && s.r > 0:
 		s.w = copy(s.buf, s.buf[s.r:s.w])
 		s.r = 0
@@ -57,11 +65,38 @@ func (s *stream) makeRoom(limit int) error {
 		if len(s.buf) >= limit {
 			return errMessageTooLarge
 		}
-		grown := make([]byte, min(max(2*len(s.buf), bufferSize), limit))
+		size := min(max(2*len(s.buf), bufferSize), limit)
+		var grown []byte
+		if size == bufferSize {
+			grown = buffers.Get().(*[bufferSize]byte)[:]
+		} else {
+			grown = make([]byte, size)
+		}
 		copy(grown, s.buf[:s.w])
+		s.drop()
 		s.buf = grown
 	}
 	return nil
+}
+
+// fit gives an empty buffer the size that the last read suggests.
+func (s *stream) fit() {
+	switch filled := s.last >= len(s.buf); {
+	case filled && len(s.buf) < bufferSize:
+		s.drop()
+		s.buf = buffers.Get().(*[bufferSize]byte)[:]
+	case s.last < restingSize && len(s.buf) > restingSize, len(s.buf) > 2*bufferSize: // much has passed
+		s.drop()
+		s.buf = make([]byte, restingSize)
+	}
+}
+
+// drop gives the buffer away, in which nothing is left.
+func (s *stream) drop() {
+	if len(s.buf) == bufferSize {
+		buffers.Put((*[bufferSize]byte)(s.buf))
+	}
+	s.buf = nil
 }
 
 // grow makes the buffer at least size bytes large.

@@ -97,7 +97,7 @@ func (e *scramEnd) lookUp(ctx context.Context) error {
 	}
 	text, err := e.session.server.deps.Verifiers.Verifier(ctx, user)
 	if err != nil {
-		e.log.Error().Err(err).Msg("cannot read a password verifier")
+		e.log().Error().Err(err).Msg("cannot read a password verifier")
 		return e.refuse(koldproxy.Errorf(koldproxy.CodeConnectionFailure, "koldproxy cannot authenticate users").
 			WithHint("The log of koldproxy says why."))
 	}
