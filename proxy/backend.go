@@ -55,10 +55,10 @@ func (s *session) pumpServer() error {
 func (s *session) resumeBack() error {
 	left := s.left.toClient
 	s.left.toClient = nil
-	if len(left) > 0 && s.left.back == nil {
-		return s.toClient(left)
+	if s.left.back != nil {
+		return s.left.back
 	}
-	return s.left.back
+	return s.catchUp(s.front, sideClient, left, s.toClient)
 }
 
 // backLimit bounds the buffer for the server's messages: those that have to be seen whole are bounded by it.

@@ -125,9 +125,8 @@ type Config struct {
 	// three of them with silence is gone. It also bounds how long sent data may stay unacknowledged. Zero turns both off.
 	KeepAlive time.Duration
 
-	// EventLoops is how many event loops carry the sessions whose two connections have no TLS, on Linux. Zero, the default, is
-	// one per four processors, and one at least; with a negative number, and on other systems, each session has goroutines of
-	// its own.
+	// EventLoops is how many event loops carry the sessions, on Linux. Zero, the default, is one per four processors, and one at
+	// least; with a negative number, and on other systems, each session has goroutines of its own.
 	EventLoops int
 	// BusyPoll is how long an event loop without work looks for some before it sleeps. It takes processor time and saves
 	// the time of waking up; zero, the default, is not to. It is 10 ms at most.

@@ -14,8 +14,9 @@
 // walks the five-byte message headers and writes whole runs of bytes as they came; only the bodies of Query and Parse are
 // searched for statements of koldproxy's (look.go), and only answers to those are edited (edit.go).
 //
-// With [Config.EventLoops] sessions of plain sockets run in an event loop on Linux (loops.go, loop_linux.go, looped_linux.go),
-// which calls the same two functions as the pumps and hands the session to them for everything that is not forwarding.
+// With [Config.EventLoops] sessions run in an event loop on Linux (loops.go, loop_linux.go, looped_linux.go), which calls the same
+// two functions as the pumps and hands the session to them for everything that is not forwarding. The records of TLS go through
+// socket.go, which knows who runs the session.
 //
 // The tracker (expect.go, received.go) is the session's idea of the protocol: a queue of the messages that await an
 // answer. It does no I/O and knows what PostgreSQL does with each message: what is skipped after an error, what is ignored

@@ -38,10 +38,23 @@ func (s *session) pumpClient(ctx context.Context) error {
 func (s *session) resumeFront() error {
 	left := s.left.toServer
 	s.left.toServer = nil
-	if len(left) > 0 && s.left.front == nil {
-		return s.toServer(left)
+	if s.left.front != nil {
+		return s.left.front
 	}
-	return s.left.front
+	return s.catchUp(s.back, sideServer, left, s.toServer)
+}
+
+// catchUp writes what a loop has left for a side.
+func (s *session) catchUp(to *stream, side side, left []byte, write func([]byte) error) error {
+	if secure, ok := to.conn.(*tlsConn); ok {
+		if err := secure.socket.flush(); err != nil {
+			return &failure{side, "write", err}
+		}
+	}
+	if len(left) == 0 {
+		return nil
+	}
+	return write(left)
 }
 
 // goHome ends pumpServer if the session is quiet and came here on a detour from a loop. The caller has to return then.

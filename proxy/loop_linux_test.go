@@ -3,9 +3,9 @@ package proxy
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
-	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -72,15 +72,43 @@ func TestSessionsLeaveTheLoopAndReturn(t *testing.T) {
 	}
 }
 
-// TestBackPressure has both sides of a looped session write much before they read.
+// TestBackPressure has both sides of a looped session write much before they read, with and without TLS on both.
 func TestBackPressure(t *testing.T) {
 	t.Parallel()
-	p := startProxy(t, inLoop)
-	direct := p.cluster.TestDatabase(t)
-	w := dialWire(t, p.dsn(t, direct))
+	t.Run("plain", func(t *testing.T) {
+		t.Parallel()
+		p := startProxy(t, inLoop)
+		pressBack(t, p, dialWire(t, p.dsn(t, p.cluster.TestDatabase(t))))
+	})
+	t.Run("TLS", func(t *testing.T) {
+		t.Parallel()
+		p := startSecureProxy(t, clientTLSWith(t, issued(t, "koldproxy")), serverTLSMode(ServerTLSRequire), inLoop)
+		pressBack(t, p, dialTLS(t, p))
+	})
+}
+
+// dialTLS is a session of trust_user with TLS from the first byte.
+func dialTLS(t testing.TB, p *proxied) *wire {
+	t.Helper()
+	conn, err := tls.Dial("tcp", p.addr.String(), &tls.Config{NextProtos: []string{alpn}, InsecureSkipVerify: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(testTimeout))
+	w := &wire{conn: conn, in: newStream(conn)}
+	w.send(t, startupPacketFor("user", "trust_user", "database", "postgres"), 0)
+	if got := w.until('Z', 1); got[len(got)-1] != "Z I" {
+		t.Fatalf("%q", got)
+	}
+	return w
+}
+
+func pressBack(t *testing.T, p *proxied, w *wire) {
+	t.Helper()
 	const rows = 2000
 	one := append(bytes.Repeat([]byte("x"), 8000), '\n')
-	w.send(t, parseMessage(t, `Q "CREATE TABLE t (v text); COPY t FROM STDIN"`), 0)
+	w.send(t, parseMessage(t, `Q "CREATE TEMP TABLE t (v text); COPY t FROM STDIN"`), 0)
 	w.until('G', 1)
 	var sent sync.WaitGroup
 	sent.Go(func() {
@@ -177,38 +205,74 @@ func TestHalfClose(t *testing.T) {
 	for _, loops := range []int{-1, 1} {
 		p := startProxy(t, func(c *Config, _ *Deps) { c.EventLoops = loops })
 		direct := p.cluster.TestDatabase(t)
-		w := dialWire(t, p.dsn(t, direct))
-		const rows = 2000
-		w.send(t, joined(
-			parseMessage(t, `Q "SELECT repeat('x', 8000) FROM generate_series(1, 2000)"`),
-			parseMessage(t, `Q "CREATE TABLE last (i int)"`)), 0)
-		if err := w.conn.(*net.TCPConn).CloseWrite(); err != nil {
-			t.Fatal(err)
-		}
-		got, ready := 0, 0
-		for {
-			message, err := w.read()
-			if errors.Is(err, io.EOF) {
-				break
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			switch message[0] {
-			case msgDataRow:
-				got++
-			case msgReady:
-				ready++
-			}
-		}
-		if got != rows || ready != 2 {
-			t.Errorf("%d loops: %d rows, %d statements", loops, got, ready)
-		}
+		closeHalf(t, dialWire(t, p.dsn(t, direct)), `Q "CREATE TABLE last (i int)"`)
 		p.backends(t, direct, 0)
 		var exists bool
 		if err := connect(t, direct).QueryRow(within(t), "SELECT to_regclass('last') IS NOT NULL").Scan(&exists); err != nil || !exists {
 			t.Errorf("%d loops: what was sent ahead of the end was not carried out, %v", loops, err)
 		}
+	}
+}
+
+// TestHalfCloseOverTLS is TestHalfClose with TLS on both sides, where each end says that it has finished, and is believed.
+func TestHalfCloseOverTLS(t *testing.T) {
+	t.Parallel()
+	for _, loops := range []int{-1, 1} {
+		p := startSecureProxy(t, clientTLSWith(t, issued(t, "koldproxy")), serverTLSMode(ServerTLSRequire), func(c *Config, _ *Deps) { c.EventLoops = loops })
+		closeHalf(t, dialTLS(t, p), `Q "SELECT 1 LIMIT 0"`)
+	}
+}
+
+func closeHalf(t *testing.T, w *wire, last string) {
+	t.Helper()
+	const rows = 2000
+	w.send(t, joined(parseMessage(t, `Q "SELECT repeat('x', 8000) FROM generate_series(1, 2000)"`), parseMessage(t, last)), 0)
+	if err := w.conn.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	got, ready := 0, 0
+	for {
+		message, err := w.read()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch message[0] {
+		case msgDataRow:
+			got++
+		case msgReady:
+			ready++
+		}
+	}
+	if got != rows || ready != 2 {
+		t.Errorf("%d rows, %d statements", got, ready)
+	}
+}
+
+// TestTLSLeavesTheLoopAndReturns sends and reads pieces of records while a session goes back and forth between loop and pumps.
+func TestTLSLeavesTheLoopAndReturns(t *testing.T) {
+	t.Parallel()
+	p := startSecureProxy(t, clientTLSWith(t, issued(t, "koldproxy")), serverTLSMode(ServerTLSRequire), inLoop)
+	w := dialTLS(t, p)
+	large := strings.Repeat(" ", maxLoopedText) // with a trigger word: it is parsed outside of the loop
+	for round := range 20 {
+		w.send(t, joined(
+			parseMessage(t, `Q "SELECT 1"`),
+			appendMessage(nil, msgQuery, zeroTerminated("SELECT 2 AS stream"+large)),
+			parseMessage(t, `Q "SELECT repeat('x', 100000)"`)), []int{0, 1000, 20_000}[round%3])
+		if got := w.until('Z', 3); len(got) != 3*4 {
+			t.Fatalf("round %d: %d messages", round, len(got))
+		}
+	}
+	ctx := within(t)
+	for p.looping(t) != 1 {
+		if ctx.Err() != nil {
+			t.Fatalf("%d sessions in loops", p.looping(t))
+		}
+		w.send(t, parseMessage(t, `Q "SELECT 3"`), 0)
+		w.until('Z', 1)
 	}
 }
 

@@ -13,7 +13,10 @@ const loopsExist = false
 // loop and looped are for Linux; elsewhere each session has its pumps.
 type loop struct{}
 
-type looped struct{}
+type (
+	looped struct{}
+	end    struct{}
+)
 
 func newLoop(time.Duration) (*loop, error) { return nil, errors.ErrUnsupported }
 
@@ -21,5 +24,8 @@ func (*loop) close()               {}
 func (*loop) carry(*session) error { return errors.ErrUnsupported }
 
 func (*looped) wake() {}
+
+func (*end) receiveRecord([]byte) (int, error) { return 0, errors.ErrUnsupported }
+func (*end) sendRecord([]byte) error           { return errors.ErrUnsupported }
 
 func (*looped) sendTo(side, []byte) (int, error) { return 0, errors.ErrUnsupported }

@@ -39,12 +39,14 @@ type looped struct {
 // end is one of a looped session's sockets.
 type end struct {
 	*looped
-	fd     int
-	in     *stream // what the peer has said
-	out    []byte  // what it has not taken yet; meanwhile the other end is not read
-	ready  bool    // there may be something to read
-	closes bool    // the peer has finished, or is gone
-	ended  bool    // it was read to its end
+	fd      int
+	secure  *tlsConn // nil without TLS
+	in      *stream  // what the peer has said
+	out     []byte   // what it has not taken yet, as records if there is TLS; meanwhile the other end is not read
+	ready   bool     // there may be something to read
+	drained bool     // of the records that the socket holds there is none left
+	closes  bool     // the peer has finished, or is gone
+	ended   bool     // it was read to its end
 }
 
 func (x *looped) other(e *end) *end {
@@ -104,16 +106,20 @@ func (x *looped) take() error {
 	x.client = end{looped: x, fd: -1, in: s.front}
 	x.server = end{looped: x, fd: -1, in: s.back}
 	for _, e := range []*end{&x.client, &x.server} {
-		if e.fd, err = duplicate(e.in.conn); err != nil {
+		if e.fd, err = duplicate(underneath(e.in.conn)); err != nil {
 			x.close()
 			return err
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, in := range []*stream{s.front, s.back} {
-		_ = in.conn.Close()
-		in.conn = nil
+	for _, e := range []*end{&x.client, &x.server} {
+		_ = underneath(e.in.conn).Close()
+		if secure, ok := e.in.conn.(*tlsConn); ok {
+			e.secure = secure
+			secure.socket.Conn, secure.socket.end = nil, e
+		}
+		e.in.conn = nil
 	}
 	return nil
 }
@@ -142,10 +148,20 @@ func (x *looped) restore() error {
 		return err
 	}
 	s.mu.Lock()
-	s.front.conn, s.back.conn = front, back
-	s.mu.Unlock()
-	s.left.toClient, s.left.toServer = x.client.out, x.server.out
+	defer s.mu.Unlock()
+	s.front.conn, s.left.toClient = x.client.release(front)
+	s.back.conn, s.left.toServer = x.server.release(back)
 	return nil
+}
+
+// release gives back the end with a connection of Go's, and what the peer has not taken yet. Records stay with their socket.
+func (e *end) release(conn net.Conn) (net.Conn, []byte) {
+	if e.secure == nil {
+		return conn, e.out
+	}
+	raw := e.secure.socket
+	raw.Conn, raw.end, raw.left = conn, nil, e.out
+	return e.secure, nil
 }
 
 func (e *end) connection() (net.Conn, error) {
@@ -187,10 +203,12 @@ func (x *looped) begin() {
 	}
 	x.look()
 	if !x.leaving { // what was read ahead; the sockets themselves come as events
-		x.relay(&x.server)
-		x.relay(&x.client)
-		x.lend(&x.server)
-		x.lend(&x.client)
+		for _, e := range []*end{&x.server, &x.client} {
+			x.relay(e)
+			x.lend(e)
+			e.ready = e.secure != nil // it may have read ahead on its own
+		}
+		x.forward()
 	}
 	x.sound = true
 }
@@ -225,7 +243,7 @@ func (x *looped) handle(e *end, events uint32) {
 	defer x.session.server.recovered()
 	x.sound = false
 	if events&(unix.EPOLLIN|loopHangUp) != 0 {
-		e.ready = true
+		e.ready, e.drained = true, false
 	}
 	if events&loopHangUp != 0 {
 		e.closes = true
@@ -267,7 +285,7 @@ func (x *looped) forward() {
 	for range loopTurns {
 		moved := false
 		for _, e := range [...]*end{&x.server, &x.client} {
-			if e.ready && !e.ended && len(x.other(e).out) == 0 && !x.leaving && !x.over {
+			if e.ready && !e.ended && len(x.other(e).out) == 0 && !x.babbles(e) && !x.leaving && !x.over {
 				moved = true
 				x.receive(e)
 			}
@@ -282,6 +300,9 @@ func (x *looped) forward() {
 	}
 }
 
+// babbles says whether more is kept for an end than the other one can have said: some records of TLS have answers of its own.
+func (x *looped) babbles(e *end) bool { return e.secure != nil && len(e.out) > 2*x.limit(x.other(e)) }
+
 // receive reads once and passes on what can be passed on.
 func (x *looped) receive(e *end) {
 	in := e.in
@@ -292,21 +313,56 @@ func (x *looped) receive(e *end) {
 		return
 	}
 	free := in.buf[in.w:]
-	n, errno := receiveNow(e.fd, free)
+	n, err := e.read(free)
 	switch {
-	case errno == unix.EAGAIN:
+	case n > 0:
+		in.w += n
+		e.ready = n == len(free) || e.closes || e.secure != nil // whatever else comes is an event of its own
+		x.relay(e)
+	case errors.Is(err, unix.EAGAIN) || interrupted(err):
 		e.ready = false
-	case errno == unix.EINTR:
-	case errno != 0:
-		x.failed(e, os.NewSyscallError("recv", errno))
-	case n == 0:
+	case errors.Is(err, unix.EINTR):
+	case errors.Is(err, io.EOF):
 		x.finished(e)
 	default:
-		in.w += n
-		e.ready = n == len(free) || e.closes // whatever else comes is an event of its own
-		x.relay(e)
+		x.failed(e, os.NewSyscallError("recv", err))
 	}
 	x.lend(e)
+}
+
+// read reads once what has come.
+func (e *end) read(b []byte) (int, error) {
+	if e.secure != nil {
+		return e.secure.Read(b)
+	}
+	n, errno := receiveNow(e.fd, b)
+	switch {
+	case errno != 0:
+		return 0, errno
+	case n == 0:
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+// receiveRecord reads for TLS.
+func (e *end) receiveRecord(b []byte) (int, error) {
+	for !e.drained {
+		n, errno := receiveNow(e.fd, b)
+		switch {
+		case errno == unix.EAGAIN:
+			e.drained = true
+		case errno == unix.EINTR:
+		case errno != 0:
+			return 0, errno
+		case n == 0:
+			return 0, io.EOF
+		default:
+			e.drained = n < len(b) && !e.closes
+			return n, nil
+		}
+	}
+	return 0, os.ErrDeadlineExceeded
 }
 
 // lend takes the loop's buffer back. What is left in it needs one of the session's own.
@@ -364,10 +420,17 @@ func (x *looped) finished(e *end) {
 	defer s.mu.Unlock()
 	if e == &x.client && !s.over {
 		s.over = true
-		_ = unix.Shutdown(x.server.fd, unix.SHUT_WR) // the server still carries out what it was sent
-		return
+		if x.server.secure != nil {
+			_ = x.server.secure.CloseWrite()
+		} else {
+			_ = unix.Shutdown(x.server.fd, unix.SHUT_WR)
+		}
+		return // the server still carries out what it was sent
 	}
 	if e == &x.server && x.client.ended && s.backRest == 0 {
+		if x.client.secure != nil {
+			_ = x.client.secure.CloseWrite()
+		}
 		x.over = true
 		return
 	}
@@ -383,8 +446,21 @@ func (x *looped) sendTo(to side, b []byte) (int, error) {
 	return x.server.send(b)
 }
 
-// send writes what the peer takes and keeps the rest.
+// send writes what the peer takes and keeps the rest. With TLS everything counts as written.
 func (e *end) send(b []byte) (sent int, err error) {
+	if e.secure != nil {
+		return e.secure.Write(b)
+	}
+	return e.sendOrKeep(b)
+}
+
+// sendRecord writes for TLS.
+func (e *end) sendRecord(b []byte) error {
+	_, err := e.sendOrKeep(b)
+	return err
+}
+
+func (e *end) sendOrKeep(b []byte) (sent int, err error) {
 	if len(e.out) == 0 {
 		var errno syscall.Errno
 		if sent, errno = sendNow(e.fd, b); errno != 0 {
@@ -416,7 +492,9 @@ func (x *looped) flush(e *end) {
 		x.leaving, *left = true, &failure{side, "write", os.NewSyscallError("send", errno)}
 		return
 	}
-	counter.Add(float64(n))
+	if e.secure == nil { // records were counted as what is in them
+		counter.Add(float64(n))
+	}
 	if n < len(e.out) {
 		e.out = e.out[:copy(e.out, e.out[n:])]
 		return

@@ -65,11 +65,11 @@ func (s *Server) pickLoop() *loop {
 	return l.all[l.next%len(l.all)]
 }
 
-// loopable says whether a loop can carry the session: it reads and writes sockets, and nothing in between.
+// loopable says whether a loop can carry the session: there are sockets underneath.
 func (s *session) loopable() bool { return isSocket(s.front.conn) && isSocket(s.back.conn) }
 
 func isSocket(conn net.Conn) bool {
-	switch conn.(type) {
+	switch underneath(conn).(type) {
 	case *net.TCPConn, *net.UnixConn:
 		return true
 	}

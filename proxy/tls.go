@@ -21,6 +21,7 @@ const alpn = "postgresql"
 // rest of a larger record that its TLS library has read already.
 type tlsConn struct {
 	*tls.Conn
+	socket *socket
 	// leaf is the certificate that the server end of this connection has shown, in DER: koldproxy's on a client's
 	// connection, PostgreSQL's on the other side.
 	leaf []byte
@@ -73,32 +74,14 @@ var errHandshake = errors.New("TLS handshake")
 
 // encrypt makes the handshake with the client. What the stream has buffered is the beginning of the client's handshake.
 func (p clientPolicy) encrypt(in *stream) error {
-	raw := in.conn
-	if b := in.buffered(); len(b) > 0 {
-		raw = &replayed{Conn: raw, first: bytes.Clone(b)}
-		in.r, in.w = 0, 0
-	}
+	raw := &socket{Conn: in.conn, first: bytes.Clone(in.buffered())}
+	in.r, in.w = 0, 0
 	conn := tls.Server(raw, p.config)
 	if err := conn.Handshake(); err != nil { // bounded by the connection's deadline
 		return fmt.Errorf("%w: %w", errHandshake, err)
 	}
-	in.conn = &tlsConn{Conn: conn, leaf: p.config.Certificates[0].Certificate[0]}
+	in.conn = &tlsConn{Conn: conn, socket: raw, leaf: p.config.Certificates[0].Certificate[0]}
 	return nil
-}
-
-// replayed is a connection from which some bytes have been read already.
-type replayed struct {
-	net.Conn
-	first []byte
-}
-
-func (r *replayed) Read(b []byte) (int, error) {
-	if len(r.first) > 0 {
-		n := copy(b, r.first)
-		r.first = r.first[n:]
-		return n, nil
-	}
-	return r.Conn.Read(b)
 }
 
 // encryptDirectly serves a client that begins with TLS instead of asking for it. It must name the protocol: that is what
@@ -157,7 +140,8 @@ func (s *Server) encryptServer(ctx context.Context, set *settings, conn net.Conn
 	}
 	config := s.certs.current().server.Clone()
 	config.ServerName = e.host
-	secure := tls.Client(conn, config)
+	raw := &socket{Conn: conn}
+	secure := tls.Client(raw, config)
 	if err := secure.HandshakeContext(ctx); err != nil {
 		return nil, &failure{sideServer, "handshake", err}
 	}
@@ -165,7 +149,7 @@ func (s *Server) encryptServer(ctx context.Context, set *settings, conn net.Conn
 	if direct && state.NegotiatedProtocol != alpn {
 		return nil, &failure{sideServer, "handshake", fmt.Errorf("the server accepts direct TLS but not ALPN %q", alpn)}
 	}
-	return &tlsConn{Conn: secure, leaf: state.PeerCertificates[0].Raw}, nil
+	return &tlsConn{Conn: secure, socket: raw, leaf: state.PeerCertificates[0].Raw}, nil
 }
 
 // requestSSL asks the server for TLS and returns its answer, S or N. The answer is one byte; more than that, ahead of what

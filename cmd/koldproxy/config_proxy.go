@@ -76,9 +76,9 @@ type proxySection struct {
 	// KeepAlive is the time between TCP keepalive probes on both sides; a peer that is silent for four of them is gone. 0
 	// turns this off.
 	KeepAlive duration `toml:"keepalive"`
-	// EventLoops is how many event loops carry the sessions that have no TLS, on Linux: 0 is one per four processors, -1
-	// none (each session has goroutines of its own). BusyPoll is how long a loop without work looks for some before it
-	// sleeps: processor time for latency; 0 is not at all.
+	// EventLoops is how many event loops carry the sessions, on Linux: 0 is one per four processors, -1 none (each session has
+	// goroutines of its own). BusyPoll is how long a loop without work looks for some before it sleeps: processor time for
+	// latency; 0 is not at all.
 	EventLoops int      `toml:"event_loops"`
 	BusyPoll   duration `toml:"busy_poll"`
 	// InspectBytes is the largest statement that is searched for statements of koldproxy's; HoldBytes bounds an answer that
