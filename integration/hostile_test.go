@@ -83,6 +83,7 @@ func (i *instance) resident(t *testing.T) int64 {
 
 // attack does all that at a time and leaves when everything is said. It returns with all of its connections closed.
 func (i *instance) attack(t *testing.T) {
+	t.Helper()
 	var open []net.Conn
 	defer func() {
 		for _, conn := range open {
