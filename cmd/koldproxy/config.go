@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -50,7 +51,7 @@ type config struct {
 		// one that cannot be evaluated.
 		EvalTimeout duration `toml:"eval_timeout"`
 		// OnGap is heal (changes that may be missing are made up for: feeds are compared with their tables, streams show a hole)
-		// or stop (nothing is applied until koldstore.heal_gap() is called).
+		// or stop (nothing is applied until somebody runs koldproxy heal).
 		OnGap string `toml:"on_gap"`
 		// WarnRetained is how much write-ahead log, in MiB, the slot may hold back before koldproxy warns; 0 never does.
 		// MaxRetained is where it gives the slot up, which is a gap, rather than fill the disk; 0 never does.
@@ -142,6 +143,9 @@ func (c *config) readFile(path string) error {
 	if err != nil {
 		return fmt.Errorf("read the configuration: %w", err)
 	}
+	if err := c.checkDurations(raw); err != nil { // the decoder would take 5 for five nanoseconds
+		return fmt.Errorf("%s: %w", path, err)
+	}
 	decoder := toml.NewDecoder(bytes.NewReader(raw)).DisallowUnknownFields()
 	err = decoder.Decode(c)
 	var unknown *toml.StrictMissingError
@@ -188,12 +192,29 @@ func (c *config) assignEnv(name, value string) error {
 	return fmt.Errorf("environment %s: unknown key", name)
 }
 
+// checkDurations refuses durations that are no strings. Whatever else is wrong with a file, the decoder says better.
+func (c *config) checkDurations(raw []byte) error {
+	sections := map[string]any{}
+	if err := toml.Unmarshal(raw, &sections); err != nil {
+		return nil //nolint:nilerr // see above
+	}
+	var errs []error
+	for _, f := range c.fields() {
+		section, _ := sections[f.section].(map[string]any)
+		value, there := section[f.name]
+		if _, isText := value.(string); there && !isText && f.value.Type() == reflect.TypeFor[duration]() {
+			errs = append(errs, fmt.Errorf("%s: want %s, not %v", f.key, f.kind(), value))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // explain says what is wrong with a value without naming types of Go.
 func (c *config) explain(wrong *toml.DecodeError) string {
 	text := strings.TrimPrefix(wrong.Error(), "toml: ")
 	key := strings.Join(wrong.Key(), ".")
 	for _, f := range c.fields() {
-		if f.key == key && strings.Contains(text, "cannot decode") {
+		if f.key == key && (strings.Contains(text, "cannot decode") || f.value.Kind() != reflect.String) {
 			return fmt.Sprintf("%s: want %s", key, f.kind())
 		}
 		if f.section == key && strings.Contains(text, "cannot decode") {
@@ -206,15 +227,21 @@ func (c *config) explain(wrong *toml.DecodeError) string {
 func (c *config) assignFlag(kv string) error {
 	key, value, ok := strings.Cut(kv, "=")
 	if !ok {
-		return fmt.Errorf("--set %s: want KEY=VALUE", kv)
+		return fmt.Errorf("--set %s…: want KEY=VALUE", beginsAsKey.FindString(kv))
 	}
 	for _, f := range c.fields() {
 		if f.key == key {
 			return c.assign(f, value, "flag --set")
 		}
 	}
+	if beginning := beginsAsKey.FindString(key); beginning != key {
+		key = beginning + "…"
+	}
 	return fmt.Errorf("--set %s: unknown key", key)
 }
+
+// beginsAsKey is what can be repeated of a --set that is none: the rest may be a password.
+var beginsAsKey = regexp.MustCompile(`^[a-z_]*\.?[a-z_]*`)
 
 // validate reports all problems at once, in the words of the file.
 func (c *config) validate() error {
@@ -268,13 +295,23 @@ func (c *config) validate() error {
 	if _, err := c.httpToken(); err != nil {
 		bad("http.token_file", "%v", err)
 	}
-	if _, err := zerolog.ParseLevel(c.Log.Level); err != nil || c.Log.Level == "" {
-		bad("log.level", "%q is none of debug, info, warn, error", c.Log.Level)
+	if _, err := c.logLevel(); err != nil {
+		errs = append(errs, err)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return usageError{fmt.Errorf("the configuration cannot be used:\n%w", err)}
 	}
 	return nil
+}
+
+// logLevel is log.level. zerolog knows more levels, which make no sense here.
+func (c *config) logLevel() (zerolog.Level, error) {
+	for _, level := range []zerolog.Level{zerolog.DebugLevel, zerolog.InfoLevel, zerolog.WarnLevel, zerolog.ErrorLevel} {
+		if c.Log.Level == level.String() {
+			return level, nil
+		}
+	}
+	return zerolog.NoLevel, fmt.Errorf("log.level: %q is none of debug, info, warn, error", c.Log.Level)
 }
 
 func checkHostPort(bad func(key, format string, args ...any), key, address string) {

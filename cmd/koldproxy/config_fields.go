@@ -4,13 +4,12 @@ import (
 	"encoding"
 	"encoding/json"
 	"fmt"
-	"net/url"
 	"os"
 	"reflect"
-	"regexp"
 	"strconv"
 	"strings"
 
+	"github.com/pelletier/go-toml/v2"
 	"github.com/spf13/cobra"
 )
 
@@ -65,7 +64,7 @@ func (f field) kind() string {
 	}
 }
 
-// assign sets a key from text; lists are separated by commas.
+// assign sets a key from text. Lists are separated by commas, or written as in the file, which config print shows.
 func (c *config) assign(f field, text, origin string) error {
 	var err error
 	switch target := f.value.Addr().Interface().(type) {
@@ -78,26 +77,31 @@ func (c *config) assign(f field, text, origin string) error {
 	case *int:
 		*target, err = strconv.Atoi(text)
 	case *[]string:
-		*target = nil
-		for part := range strings.SplitSeq(text, ",") {
-			if part = strings.TrimSpace(part); part != "" {
-				*target = append(*target, part)
-			}
-		}
+		*target, err = splitList(text)
 	default:
-		err = fmt.Errorf("no text form for %T", target)
+		return fmt.Errorf("%s: no text form for %T", f.key, target)
 	}
 	if err != nil {
-		return fmt.Errorf("%s (%s): %w", f.key, origin, err)
+		return fmt.Errorf("%s (%s): want %s, not %q", f.key, origin, f.kind(), text)
 	}
 	c.origins[f.key] = origin
 	return nil
 }
 
-var (
-	keywordPassword = regexp.MustCompile(`(?i)(password\s*=\s*)('(?:[^'\\]|\\.)*'|\S+)`)
-	secretName      = regexp.MustCompile(`(?i)password|secret|token|key|signature`)
-)
+// splitList reads a, b or ["a", "b"].
+func splitList(text string) (list []string, err error) {
+	if text = strings.TrimSpace(text); strings.HasPrefix(text, "[") {
+		var document struct{ List []string }
+		err = toml.Unmarshal([]byte("List = "+text), &document)
+		return document.List, err
+	}
+	for part := range strings.SplitSeq(text, ",") {
+		if part = strings.TrimSpace(part); part != "" {
+			list = append(list, part)
+		}
+	}
+	return list, nil
+}
 
 // toml is a value of the key as a configuration file spells it.
 func (f field) toml(value any) string {
@@ -122,20 +126,15 @@ func (f field) shown() any {
 		return f.value.Interface()
 	}
 	text := f.value.String()
-	if u, err := url.Parse(text); err == nil && u.Scheme != "" && (u.User != nil || u.RawQuery != "") {
-		query := u.Query()
-		for name := range query {
-			if secretName.MatchString(name) {
-				query.Set(name, "xxxxx")
-			}
-		}
-		u.RawQuery = query.Encode()
-		return u.Redacted()
-	}
-	if f.key != "postgres.dsn" {
+	switch {
+	case text == "":
 		return text
+	case f.key == "postgres.dsn":
+		return maskDSN(text)
+	case f.name == "url", strings.Contains(text, "://"):
+		return maskURL(text)
 	}
-	return keywordPassword.ReplaceAllString(text, "${1}xxxxx")
+	return text
 }
 
 func newConfigCommand(opts *options) *cobra.Command {

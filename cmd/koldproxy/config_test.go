@@ -3,8 +3,10 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -76,14 +78,19 @@ func TestEveryKeyCanBeSetFromText(t *testing.T) {
 func TestUnknownKeysAreNamed(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
-		"[proxy]\nlisten = \"x\"\nlistne = \"y\"":  ":3: unknown key proxy.listne",
-		"[prox]\nlisten = \"y\"":                   "unknown key prox",
-		"[proxy]\nlisten = 5":                      ":2:10: proxy.listen: want a string",
-		"[postgres]\ndatabases = \"app\"":          `:2:13: postgres.databases: want a list of strings, as ["app"]`,
-		"[mqtt]\nenabled = \"yes\"":                "mqtt.enabled: want true or false",
-		"proxy = 5":                                "proxy: want a section, [proxy]",
-		"[proxy]\ndrain_timeout = \"soon\"":        "soon",
-		"[proxy\n":                                 ":1:",
+		"[proxy]\nlisten = \"x\"\nlistne = \"y\"":    ":3: unknown key proxy.listne",
+		"[prox]\nlisten = \"y\"":                     "unknown key prox",
+		"[proxy]\nlisten = 5":                        ":2:10: proxy.listen: want a string",
+		"[postgres]\ndatabases = \"app\"":            `:2:13: postgres.databases: want a list of strings, as ["app"]`,
+		"[mqtt]\nenabled = \"yes\"":                  "mqtt.enabled: want true or false",
+		"proxy = 5":                                  "proxy: want a section, [proxy]",
+		"[proxy]\ndrain_timeout = \"soon\"":          `:2:17: proxy.drain_timeout: want a duration, as "1m30s"`,
+		"[proxy]\ndrain_timeout = \"5 parsecs\"":     "proxy.drain_timeout: want a duration",
+		"[proxy]\ndrain_timeout = 3":                 `proxy.drain_timeout: want a duration, as "1m30s", not 3`,
+		"proxy.drain_timeout = 3.5":                  `proxy.drain_timeout: want a duration, as "1m30s", not 3.5`,
+		"apply = {linger = 5, lock_wait = true}":     "apply.linger: want a duration",
+		"[apply]\nbatch_rows = 99999999999999999999": ":2:14: apply.batch_rows: want a whole number",
+		"[proxy\n": ":1:",
 		"[storage]\nttl_reclaim_interval_secs=1.5": "ttl_reclaim_interval_secs",
 	} {
 		_, err := loadConfig(&options{configFile: writeConfig(t, text)}, nil)
@@ -100,9 +107,35 @@ func TestUnknownKeysAreNamed(t *testing.T) {
 			t.Errorf("%s: error %v", name, err)
 		}
 	}
-	for _, set := range []string{"proxy.listne=x", "proxy.listen", "mqtt.enabled=perhaps"} {
-		if _, err := loadConfig(&options{set: []string{set}}, nil); err == nil {
-			t.Errorf("--set %s was accepted", set)
+	for set, want := range map[string]string{
+		"proxy.listne=x": "unknown key", "proxy.listen": "want KEY=VALUE", "mqtt.enabled=perhaps": `mqtt.enabled (flag --set): want true or false, not "perhaps"`,
+		"apply.batch_rows=99999999999999999999": "apply.batch_rows (flag --set): want a whole number", "apply.linger=5": `apply.linger (flag --set): want a duration, as "1m30s", not "5"`,
+		`postgres.databases=["a", 5]`: "postgres.databases (flag --set): want a list of strings", `postgres.databases=["a`: "want a list of strings",
+	} {
+		if _, err := loadConfig(&options{set: []string{set}}, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("--set %s: %v", set, err)
+		}
+	}
+}
+
+// What config print shows of a list can be given back, with --set and in the environment.
+func TestListsAreReadAsTheyAreShown(t *testing.T) {
+	t.Parallel()
+	for _, list := range [][]string{{"app"}, {"a", "b"}, {`quo"ted`, "com,ma", "sp ace", "[x]"}, {}} {
+		c := defaultConfig()
+		for _, f := range c.fields() {
+			if f.key != "postgres.databases" {
+				continue
+			}
+			text := f.toml(list)
+			for _, opts := range []struct {
+				set, environ []string
+			}{{set: []string{f.key + "=" + text}}, {environ: []string{f.env() + "=" + text}}} {
+				got, err := loadConfig(&options{set: opts.set}, opts.environ)
+				if err != nil || !slices.Equal(got.Postgres.Databases, list) {
+					t.Errorf("%s is read as %q, %v", text, got.Postgres.Databases, err)
+				}
+			}
 		}
 	}
 }
@@ -111,7 +144,7 @@ func TestValidateReportsAllProblemsAtOnce(t *testing.T) {
 	t.Parallel()
 	c, err := loadConfig(&options{set: []string{
 		"postgres.dsn=postgres://h/d?sslmode=nonsense", "postgres.databases=a,a", "proxy.listen=nowhere", "cold.url=s3://key:secret@bucket", "cold.secrets_dir=secrets",
-		"storage.ttl_reclaim_interval_secs=-1", "mqtt.enabled=true", "mqtt.listen=host:port", "http.listen=9632", "log.level=loud",
+		"storage.ttl_reclaim_interval_secs=-1", "mqtt.enabled=true", "mqtt.listen=host:port", "http.listen=9632", "log.level=trace",
 	}}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -163,6 +196,54 @@ func TestSecretsAreNeverPrinted(t *testing.T) {
 			if strings.Contains(out.String(), "heim") || !strings.Contains(out.String(), "db.internal") {
 				t.Errorf("%s is printed as\n%s", dsn, out.String())
 			}
+		}
+	}
+	// Whoever prints the configuration because a connection string does not work has one that cannot be understood.
+	for _, between := range []string{"#", "/", "?", "%zz", " ", "@", ":", "&", "=", "'", `"`, `\`, "\n", " host=", "?x=", "#@", "/@", "?@", "@[", "[", "%40", "://", "'a b"} {
+		for _, secret := range []string{"qxz" + between + "qvz", "12" + between + "qvz", "qxz" + between} {
+			for key, texts := range map[string][]string{
+				"postgres.dsn": {
+					"postgres://koldproxy:P@h/app", "postgres://koldproxy:P@h:nonsense/app", "postgres://koldproxy:P@[::1]:5432,[::2]:5432/app", " postgres://koldproxy:P@h/app",
+					"postgres://koldproxy:P@h/app\n", "//koldproxy:P@h/app", "koldproxy:P@h/app", "postgres:koldproxy:P@h/app", "postgres://h/app?password=P",
+					"postgres://h/app?sslpassword=P&x=%zz", "host=h password=P user=u", "host=h password='P' user=u", "host=h password=P", "host h password P", "P",
+				},
+				"mqtt.url": {"mqtt://relay:P@h:1883", "relay:P@h:1883", "mqtt://relay:P@h:nonsense", "mqtt://relay:P@h\n"},
+				"cold.url": {"s3://key:P@bucket/x", "s3://bucket/x?secret_access_key=P", "s3:/key:P@bucket"},
+			} {
+				for _, text := range texts {
+					text = strings.ReplaceAll(text, "P", secret)
+					c := defaultConfig()
+					if err := c.assignFlag(key + "=" + text); err != nil {
+						t.Fatal(err)
+					}
+					for _, f := range c.fields() {
+						if f.key != key {
+							continue
+						}
+						if shown := fmt.Sprint(f.shown()); strings.Contains(shown, "qxz") || strings.Contains(shown, "qvz") {
+							t.Errorf("%s = %q is shown as %q", key, text, shown)
+						}
+					}
+				}
+			}
+			for _, set := range []string{"postgres.dsn postgres://u:" + secret + "@h", "postgres.dsn:" + secret, "postgres://u:" + secret + "@h?x=y"} {
+				_, err := loadConfig(&options{set: []string{set}}, nil)
+				if text := fmt.Sprint(err); err == nil || strings.Contains(text, "qvz") || strings.Contains(text, "qxz") {
+					t.Errorf("--set %q: %v", set, err)
+				}
+			}
+		}
+	}
+	for text, want := range map[string]string{
+		"postgres://u:p@h:5432,g:5433/app?sslmode=require":  "postgres://u:xxxxx@h:5432,g:5433/app?sslmode=require",
+		"postgres://u:p#q@h/app":                            "postgres://xxxxx@h/app",
+		"postgres://u:p@[::1]:5432,[::2]:5432/app?sslkey=k": "postgres://xxxxx@[::1]:5432,[::2]:5432/app?sslkey=xxxxx",
+		"host='my host' user = u password='p \\' q' port=":  "host='my host' user=u password=xxxxx port=",
+		"host=h pasword=p":                                  "xxxxx",
+		"":                                                  "",
+	} {
+		if got := maskDSN(text); got != want {
+			t.Errorf("%s is shown as %s, want %s", text, got, want)
 		}
 	}
 	c := defaultConfig()
