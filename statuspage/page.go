@@ -41,6 +41,8 @@ type Database struct {
 	Pool *pgxpool.Pool
 	// Live is what this instance knows about live subscribers, as proxy.StreamStats answers it. Nil: nothing.
 	Live func() json.RawMessage
+	// Unfit, if it is set, says why nothing is done in the database yet.
+	Unfit func() error
 }
 
 // readTimeout bounds what a request or a sample may wait for a database, and freshness how long an answer serves others.

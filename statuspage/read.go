@@ -12,6 +12,11 @@ import (
 // read is everything that the page shows of a database, in one snapshot of its own.
 func (d *Database) read(ctx context.Context) (s snapshot) {
 	s.Name = d.Name
+	if d.Unfit != nil {
+		if err := d.Unfit(); err != nil {
+			return snapshot{Name: d.Name, Err: err.Error()}
+		}
+	}
 	err := pgx.BeginTxFunc(ctx, d.Pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		return s.fill(ctx, tx, d.live())
 	})

@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
@@ -24,12 +25,13 @@ func loadValid(opts *options) (*config, error) {
 	return c, c.validate()
 }
 
-// connect opens the service connection to a database.
+// connect opens the service connection to a database, within proxy.connect_timeout for each of its servers.
 func (c *config) connect(ctx context.Context, database string) (*pgx.Conn, error) {
 	cc, err := c.pgxConfig(database)
 	if err != nil {
 		return nil, err
 	}
+	cc.ConnectTimeout = min(cc.ConnectTimeout, time.Duration(c.Proxy.ConnectTimeout))
 	conn, err := pgx.ConnectConfig(ctx, cc)
 	if err != nil {
 		return nil, fmt.Errorf("connect to database %s: %w", database, err)

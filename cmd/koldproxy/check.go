@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -53,6 +54,9 @@ The exit code is 0 without problems, 1 with some, and 2 when the configuration i
 				return err
 			}
 			database := a.database
+			if database != "" && !slices.Contains(c.Postgres.Databases, database) {
+				return usageError{fmt.Errorf("--database %s: not one of postgres.databases (%s)", database, strings.Join(c.Postgres.Databases, ", "))}
+			}
 			if len(tables) > 0 {
 				if _, database, err = a.config(); err != nil {
 					return err
@@ -110,11 +114,19 @@ func printFindings(out io.Writer, findings []finding) error {
 func preflight(ctx context.Context, c *config, database string, tables []string) []finding {
 	findings := []finding{checkCold(ctx, c)}
 	findings = append(findings, checkCertificates(c)...)
+	findings = append(findings, checkSockets(ctx, c)...)
 	findings = append(findings, checkSessions(ctx, c)...)
 	for i, name := range c.Postgres.Databases {
 		conn, err := c.connect(ctx, name)
 		if err != nil {
-			findings = append(findings, finding{Check: "connection", Database: name, Result: resultProblem, Found: err.Error(), Remedy: connectRemedy(err, name)})
+			f := finding{Check: "connection", Database: name, Found: err.Error()}
+			f.problem("%s", c.serviceRemedy(ctx, err, name))
+			findings = append(findings, f)
+			continue
+		}
+		if f := checkDirect(ctx, conn, name); f.Result != resultOK { // the rest would be about the pooler
+			findings = append(findings, f)
+			_ = conn.Close(context.WithoutCancel(ctx))
 			continue
 		}
 		fit := true
@@ -153,14 +165,39 @@ func connectRemedy(err error, database string) string {
 		return "create the role, and let it log in: koldproxy init writes the SQL"
 	case pe.Code == "28P01":
 		return "correct the password in postgres.password_file or postgres.dsn, or create the role: koldproxy init writes the SQL"
-	case pe.Code == "3D000":
+	case pe.Code == codeNoDatabase:
 		return fmt.Sprintf("CREATE DATABASE %s; or correct postgres.databases", pgx.Identifier{database}.Sanitize())
 	case pe.Code == "42501":
-		return fmt.Sprintf("GRANT CONNECT ON DATABASE %s TO the service role", pgx.Identifier{database}.Sanitize())
+		return fmt.Sprintf("GRANT CONNECT ON DATABASE %s TO %s;", pgx.Identifier{database}.Sanitize(), pgx.Identifier{roleOf(err)}.Sanitize())
+	case pe.Code == "53300" && strings.HasPrefix(pe.Message, "too many connections for role"):
+		return fmt.Sprintf("ALTER ROLE %s CONNECTION LIMIT -1;", pgx.Identifier{roleOf(err)}.Sanitize())
+	case pe.Code == "53300" && strings.HasPrefix(pe.Message, "too many connections for database"):
+		return fmt.Sprintf("ALTER DATABASE %s CONNECTION LIMIT -1;", pgx.Identifier{database}.Sanitize())
+	case pe.Code == "08P01" && strings.Contains(pe.Message, "startup parameter"):
+		return poolerRemedy
 	case pe.Code == "53300":
 		return "raise max_connections, and restart the server"
 	}
 	return "see the error"
+}
+
+// roleOf is the role that could not connect.
+func roleOf(err error) string {
+	if failed, ok := errors.AsType[*pgconn.ConnectError](err); ok {
+		return failed.Config.User
+	}
+	return "the service role"
+}
+
+// codeNoDatabase is invalid_catalog_name.
+const codeNoDatabase = "3D000"
+
+// connectHint is what to do about an error of work that begins with connecting.
+func connectHint(err error, database string) string {
+	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
+		return connectRemedy(err, database)
+	}
+	return "koldproxy check says what the server lacks"
 }
 
 // hbaRemedy is the line that pg_hba.conf lacks. message is PostgreSQL's, with the client's address and role.
@@ -185,12 +222,29 @@ func checkCold(ctx context.Context, c *config) finding {
 		return checkColdFolder(ctx, c, f)
 	}
 	if err == nil {
+		folder := missingFolder(c.Cold.URL, "check")
 		err = errors.Join(coldstore.RoundTrip(ctx, bucket), closeCold(bucket))
+		if folder != "" {
+			_ = os.Remove(folder) // which takes it only while it is empty
+		}
 	}
 	if err != nil {
 		f.Result, f.Found, f.Remedy = resultProblem, c.Cold.URL+": "+err.Error(), "make cold.url a place that koldproxy may write to"
 	}
 	return f
+}
+
+// missingFolder is the path of a folder in a file URL that is not there yet, or "".
+func missingFolder(where, name string) string {
+	u, err := url.Parse(where)
+	if err != nil || u.Scheme != "file" {
+		return ""
+	}
+	folder := filepath.Join(u.Path, name)
+	if _, err := os.Lstat(folder); !errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	return folder
 }
 
 // checkColdFolder judges a folder that is not there.

@@ -15,6 +15,8 @@ import (
 // smallKeepSize is what max_slot_wal_keep_size had better be above, in MB.
 const smallKeepSize = 1024
 
+const standbyRemedy = "name the primary in postgres.dsn, or all hosts together with target_session_attrs=read-write"
+
 // checkServer looks at what concerns the whole server.
 func checkServer(ctx context.Context, conn *pgx.Conn, c *config) []finding {
 	role := pgx.Identifier{conn.Config().User}.Sanitize()
@@ -30,7 +32,7 @@ func checkServer(ctx context.Context, conn *pgx.Conn, c *config) []finding {
 			f.Found = "the server accepts writes"
 			if value == "true" {
 				f.Found = "the server is a standby"
-				f.problem("name the primary in postgres.dsn, or all hosts together with target_session_attrs=read-write")
+				f.problem("%s", standbyRemedy)
 			}
 		}),
 	}
@@ -79,20 +81,8 @@ func checkServer(ctx context.Context, conn *pgx.Conn, c *config) []finding {
 				f.note("nothing has to be done: DDL on logs and captured tables is noticed within seconds instead of at once")
 			}
 		}),
-		ask(ctx, conn, finding{Check: "koldproxy_eval"}, `SELECT CASE WHEN to_regrole('koldproxy_eval') IS NULL THEN 'missing'
-			WHEN pg_has_role('koldproxy_eval', 'MEMBER') THEN 'member' ELSE 'stranger' END || CASE WHEN rolsuper OR rolcreaterole THEN '' ELSE ', may not create it' END
-			FROM pg_roles WHERE rolname = current_user`, func(f *finding, value string) {
-			switch value {
-			case "missing, may not create it":
-				f.Found = "the role in which code of users runs does not exist"
-				f.problem("CREATE ROLE koldproxy_eval NOLOGIN; GRANT koldproxy_eval TO %s;", role)
-			case "stranger, may not create it":
-				f.Found = "the service role is no member of it"
-				f.problem("GRANT koldproxy_eval TO %s;", role)
-			default:
-				f.Found = "code of users has a role without rights"
-			}
-		}),
+		checkEvalRole(ctx, conn, role),
+		checkConnections(ctx, conn, c),
 	)
 	if proxy.AuthMode(c.Proxy.Auth) == proxy.AuthSCRAM {
 		findings = append(findings, checkVerifiers(ctx, conn, c.Postgres.Databases[0]))

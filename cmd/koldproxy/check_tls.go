@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
@@ -88,17 +89,47 @@ func checkSessions(ctx context.Context, c *config) []finding {
 	for address := range strings.SplitSeq(c.proxyConfig(pg).Upstream, ",") {
 		address = strings.TrimSpace(address)
 		f := finding{Check: "sessions to " + address, Result: resultOK, Found: "can be opened, server_tls = " + c.Proxy.ServerTLS}
-		if err := c.openSession(ctx, address); err != nil {
+		conn, err := c.openSession(ctx, address, c.Proxy.ServerTLS)
+		if err != nil {
 			f.Found = err.Error()
 			f.problem("%s", sessionRemedy(c, err))
+			if isRefusedPlain(err) {
+				conn, other := c.openSession(ctx, address, "require")
+				if other == nil {
+					_ = conn.Close(context.WithoutCancel(ctx))
+				}
+				if isLetIn(other) {
+					f.problem(`set proxy.server_tls = "require", or verify-full with proxy.server_ca: pg_hba.conf lets the role in with TLS`)
+				}
+			}
+		} else {
+			f = c.checkPooled(ctx, f, conn, address)
+			_ = conn.Close(context.WithoutCancel(ctx))
 		}
 		findings = append(findings, f)
 	}
 	return findings
 }
 
-func (c *config) openSession(ctx context.Context, address string) error {
-	network, mode := "tcp", c.Proxy.ServerTLS
+// isNoEntry says that pg_hba.conf has no line for a connection, isRefusedPlain that it has none without TLS.
+func isNoEntry(err error) bool {
+	pe, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && pe.Code == "28000" && strings.Contains(pe.Message, "pg_hba.conf")
+}
+
+func isRefusedPlain(err error) bool {
+	return isNoEntry(err) && strings.Contains(err.Error(), "no encryption")
+}
+
+// isLetIn says that pg_hba.conf has a line for a connection that was tried, whatever else was wrong with it.
+func isLetIn(err error) bool {
+	_, answered := errors.AsType[*pgconn.PgError](err)
+	return err == nil || answered && !isNoEntry(err)
+}
+
+// openSession opens a session to a server as the service role, with a mode of server_tls.
+func (c *config) openSession(ctx context.Context, address, mode string) (*pgx.Conn, error) {
+	network := "tcp"
 	if path, ok := strings.CutPrefix(address, "unix:"); ok {
 		network, address, mode = "unix", path, "disable"
 	}
@@ -108,17 +139,13 @@ func (c *config) openSession(ctx context.Context, address string) error {
 		"sslnegotiation": c.Proxy.ServerTLSNegotiation, "sslrootcert": c.Proxy.ServerCA, "sslcert": c.Proxy.ServerCert, "sslkey": c.Proxy.ServerKey,
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	cc.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
 		dialer := net.Dialer{Timeout: time.Duration(c.Proxy.ConnectTimeout)}
 		return dialer.DialContext(ctx, network, address)
 	}
-	conn, err := pgconn.ConnectConfig(ctx, &cc.Config)
-	if err != nil {
-		return err
-	}
-	return conn.Close(ctx)
+	return pgx.ConnectConfig(ctx, cc)
 }
 
 func sessionRemedy(c *config, err error) string {

@@ -60,6 +60,10 @@ func TestOnlyServeMakesTheColdFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	i.must("flush", "notes", "--force", "--wait")
+	i.must("check")
+	if _, err := os.Lstat(filepath.Join(folder, "check")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("check leaves something behind: %v", err)
+	}
 	if out := i.must("verify", "notes"); !strings.Contains(out, "2 segments") {
 		t.Errorf("verify with the folder: %s", out)
 	}

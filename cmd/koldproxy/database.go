@@ -36,13 +36,13 @@ type database struct {
 	leading   sync.Mutex // held while this instance leads
 	sweeper   *changefeed.Sweeper
 	fulfiller *changefeed.Fulfiller
+
+	mu    sync.Mutex
+	unfit error // why nothing is done in the database yet; nil once its catalog is up to date
 }
 
-// openDatabase brings the catalog up to date and connects; nothing runs yet.
+// openDatabase makes the parts that need no other part. It does not connect yet, and nothing runs.
 func openDatabase(ctx context.Context, cfg *config, name string, log zerolog.Logger, reg prometheus.Registerer) (*database, error) {
-	if err := migrateUp(ctx, cfg, name); err != nil {
-		return nil, err
-	}
 	dsn, err := cfg.dsn(name)
 	if err != nil {
 		return nil, err
@@ -64,6 +64,7 @@ func openDatabase(ctx context.Context, cfg *config, name string, log zerolog.Log
 		dsn:     dsn,
 		log:     log,
 		metrics: prometheus.WrapRegistererWith(prometheus.Labels{"db": name}, reg),
+		unfit:   errNotLookedAt,
 	}
 	if db.pool, err = pgxpool.NewWithConfig(ctx, pc); err != nil {
 		return nil, fmt.Errorf("open a connection pool: %w", err)
@@ -125,12 +126,46 @@ func (db *database) lead(ctx context.Context) error {
 // part is the logger of one package, which adds the database's name itself.
 func (db *database) part(name string) zerolog.Logger { return db.log.With().Str("part", name).Logger() }
 
-// run runs the database's parts until ctx ends.
+// run brings the catalog up to date, as soon as that can be done, and runs the database's parts until ctx ends. Nothing that is wrong
+// with the server or the database ends it.
 func (db *database) run(ctx context.Context) error {
+	if !db.prepare(ctx) {
+		return nil
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return db.applier.Run(ctx) })
 	group.Go(func() error { return db.follower.Follow(ctx, &db.leading) })
 	return group.Wait()
+}
+
+var errNotLookedAt = errors.New("its catalog has not been looked at yet")
+
+// prepare waits until the catalog is up to date. It says false if ctx ended before.
+func (db *database) prepare(ctx context.Context) bool {
+	attempt := func(ctx context.Context) error {
+		err := migrateUp(ctx, db.cfg, db.name)
+		db.mu.Lock()
+		defer db.mu.Unlock()
+		db.unfit = err
+		return err
+	}
+	log, failed := db.log.With().Str("db", db.name).Logger(), false
+	ok := untilItWorks(ctx, attempt, func(err error) {
+		failed = true
+		log.Error().Err(err).Str("hint", connectHint(err, db.name)).
+			Msg("the database cannot be used yet, trying again; sessions are forwarded, changes are not applied")
+	})
+	if ok && failed {
+		log.Info().Msg("the database can be used now")
+	}
+	return ok
+}
+
+// fit says nil once the catalog is up to date, and what is in the way before.
+func (db *database) fit() error {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	return db.unfit
 }
 
 // readyTimeout bounds one look at a database's readiness.
@@ -138,6 +173,9 @@ const readyTimeout = 2 * time.Second
 
 // ready says nil when changes of the database are being applied, by this instance or another one.
 func (db *database) ready(ctx context.Context) error {
+	if err := db.fit(); err != nil {
+		return fmt.Errorf("database %s: %w", db.name, err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	problems, err := walapply.Inspect(ctx, db.pool, walapply.DefaultConfig("").Publication, db.cfg.Apply.OnGap)
@@ -231,9 +269,14 @@ func (all databases) ready(ctx context.Context) error {
 // Fulfil answers a demand of a session, see [proxy.Fulfiller].
 func (all databases) Fulfil(ctx context.Context, name string, demand json.RawMessage) (json.RawMessage, error) {
 	for _, db := range all {
-		if db.name == name {
-			return db.fulfiller.Fulfil(ctx, name, demand)
+		if db.name != name {
+			continue
 		}
+		if err := db.fit(); err != nil {
+			return nil, koldproxy.Errorf(koldproxy.CodeCannotConnectNow, "koldproxy cannot use database %q yet: %v", name, err).
+				WithHint("It tries again by itself; koldproxy check says what to do.")
+		}
+		return db.fulfiller.Fulfil(ctx, name, demand)
 	}
 	return nil, noFeeds(name)
 }
@@ -275,22 +318,4 @@ func (all databases) StreamStats(name string) json.RawMessage {
 		}
 	}
 	return json.RawMessage("{}")
-}
-
-// readyPoll is how often readiness is looked at while starting.
-const readyPoll = 20 * time.Millisecond
-
-// awaitReady returns nil when every database is ready. Only the end of ctx is an error: a server that cannot be reached or a
-// slot that another instance is about to take over comes in order some time, and the appliers log what is wrong.
-func (all databases) awaitReady(ctx context.Context) error {
-	tick := time.NewTicker(readyPoll)
-	defer tick.Stop()
-	for all.ready(ctx) != nil {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
-	}
-	return nil
 }

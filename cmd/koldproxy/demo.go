@@ -163,17 +163,23 @@ func (d *demoOptions) serve(ctx context.Context, cmd *cobra.Command, cfg *config
 	if err := d.finishConfig(cfg, cluster, password); err != nil {
 		return err
 	}
+	if err := migrateUp(ctx, cfg, demoDatabase); err != nil { // serve would try it again and again
+		return d.unlessTold(ctx, err)
+	}
 	serving, cancel := context.WithCancel(ctx)
 	defer cancel()
 	toured, tourErr := false, error(nil)
-	err := run(serving, cfg, log, nil, func(ctx context.Context, e endpoints) error {
-		if err := d.announce(cmd, e); err != nil || !d.tour {
-			return err
-		}
-		t := &tour{dsn: demoDSN(e), broker: e.mqtt.String(), out: cmd.OutOrStdout()}
-		tourErr, toured = t.run(ctx, tourText), true
-		cancel()
-		return nil
+	err := run(serving, cfg, log, nil, watch{
+		listening: func(endpoints) error { return nil },
+		ready: func(ctx context.Context, e endpoints) error {
+			if err := d.announce(cmd, e); err != nil || !d.tour {
+				return err
+			}
+			t := &tour{dsn: demoDSN(e), broker: e.mqtt.String(), out: cmd.OutOrStdout()}
+			tourErr, toured = t.run(ctx, tourText), true
+			cancel()
+			return nil
+		},
 	})
 	if d.tour && !toured {
 		tourErr = errors.New("the tour was not finished")

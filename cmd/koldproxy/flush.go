@@ -62,9 +62,14 @@ func (a *admin) printFlush(cmd *cobra.Command, name string, result flushResult) 
 		if err := printJSON(out, result); err != nil {
 			return err
 		}
-	} else if _, err := fmt.Fprintf(out, "%s: %s, rows flushed %s, segments %s\n", name, result.Status,
-		orDash(result.RowsFlushed), orDash(result.Segments)); err != nil {
-		return err
+	} else {
+		text := name + ": " + result.Status
+		if result.RowsFlushed != nil && result.Segments != nil {
+			text += fmt.Sprintf(", rows flushed %d, segments %d", *result.RowsFlushed, *result.Segments)
+		}
+		if _, err := fmt.Fprintln(out, text); err != nil {
+			return err
+		}
 	}
 	if result.Error != nil {
 		return fmt.Errorf("flush %s: %s", name, *result.Error)

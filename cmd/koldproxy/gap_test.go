@@ -16,16 +16,8 @@ import (
 func TestGapShows(t *testing.T) {
 	t.Parallel()
 	i := install(t)
-	p := start(t, "serve", "--config", i.config, "--set", "http.listen=127.0.0.1:0")
-	var base string
-	for end := time.Now().Add(processTimeout); base == ""; time.Sleep(10 * time.Millisecond) {
-		if m := regexp.MustCompile(`"http":"([^"]+)"`).FindStringSubmatch(p.output()); m != nil {
-			base = "http://" + m[1]
-		}
-		if time.Now().After(end) || p.ended() {
-			t.Fatalf("serve is not ready:\n%s", p.output())
-		}
-	}
+	p, _ := i.serveWith("--set", "http.listen=127.0.0.1:0")
+	base := "http://" + regexp.MustCompile(`"http":"([^"]+)"`).FindStringSubmatch(p.output())[1]
 	if out := i.must("check"); !strings.Contains(out, "checkpoint, slot and publication fit") {
 		t.Errorf("check:\n%s", out)
 	}

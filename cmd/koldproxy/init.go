@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"text/template"
 
@@ -58,9 +59,10 @@ func newInitCommand(opts *options) *cobra.Command {
   koldproxy.sql        what an administrator of the server runs once: the service role, without superuser
   koldproxy.password   the role's password, made at random; koldproxy.sql has only a verifier of it
 
-Values given with --set are written into the configuration.`,
+Values given with --set are written into the configuration. A role that exists keeps its password: for a second koldproxy at the same
+server, copy koldproxy.password of the first.`,
 		Example: `  koldproxy init --host db.internal --database app --owner app_owner /etc/koldproxy
-  psql -h db.internal -U postgres -f /etc/koldproxy/koldproxy.sql
+  psql -v ON_ERROR_STOP=1 -h db.internal -U postgres -f /etc/koldproxy/koldproxy.sql
   koldproxy check --config /etc/koldproxy/koldproxy.toml
   koldproxy serve --config /etc/koldproxy/koldproxy.toml`,
 		Args: arguments(cobra.MaximumNArgs(1)),
@@ -81,7 +83,7 @@ Values given with --set are written into the configuration.`,
 	flags.StringVar(&in.role, "role", "koldproxy", "the `NAME` of the service role")
 	flags.StringArrayVar(&in.databases, "database", []string{"app"}, "a database with streams and feeds; may be repeated")
 	flags.StringArrayVar(&in.owners, "owner", nil, "a `ROLE` that owns tables to capture; may be repeated (default: the owner of each database)")
-	flags.BoolVar(&in.force, "force", false, "overwrite files that exist; the role gets a new password")
+	flags.BoolVar(&in.force, "force", false, "overwrite files that exist, but for the password")
 	flags.BoolVar(&in.json, "json", false, "print JSON")
 	return cmd
 }
@@ -91,7 +93,13 @@ func (in *initiation) run(cmd *cobra.Command, opts *options, dir string) error {
 	if err != nil {
 		return err
 	}
-	password := rand.Text()
+	if err := in.validate(); err != nil {
+		return err
+	}
+	password, err := in.password(filepath.Join(dir, passwordFileName))
+	if err != nil {
+		return err
+	}
 	sql, err := in.roleSQL(password)
 	if err != nil {
 		return err
@@ -100,12 +108,19 @@ func (in *initiation) run(cmd *cobra.Command, opts *options, dir string) error {
 	if err != nil {
 		return err
 	}
+	if pg, err := c.pgxConfig(""); c.Postgres.DSN != "" && (err != nil || pg.Password != "") {
+		return usageError{errors.New("--set postgres.dsn: want one that is right, and without a password: " + passwordFileName + " has it")}
+	}
 	in.fill(c, filepath.Join(dir, passwordFileName))
+	configMode := os.FileMode(0o644)
+	if c.hasSecrets() {
+		configMode = 0o600
+	}
 	files := []struct {
 		name, text string
 		mode       os.FileMode
 	}{
-		{configFileName, c.commented(), 0o644},
+		{configFileName, c.commented(), configMode},
 		{roleFileName, sql, 0o600},
 		{passwordFileName, password + "\n", 0o600},
 	}
@@ -136,13 +151,55 @@ func (in *initiation) run(cmd *cobra.Command, opts *options, dir string) error {
 wrote %s
 wrote %s
 next, as an administrator of the server:
-  psql -h %[4]s -p %[5]d -U postgres -f %[2]s
+  psql -v ON_ERROR_STOP=1 -h %s -p %d -U postgres -f %s
 then:
-  koldproxy check --config %[1]s
-  koldproxy serve --config %[1]s
-`, paths[0], paths[1], paths[2], in.host, in.port)
+  koldproxy check --config %s
+  koldproxy serve --config %[7]s
+`, paths[0], paths[1], paths[2], shellWord(in.host), in.port, shellWord(paths[1]), shellWord(paths[0]))
 	return err
 }
+
+// validate refuses what cannot be meant.
+func (in *initiation) validate() error {
+	switch {
+	case in.host == "" || strings.ContainsAny(in.host, "\x00\n"):
+		return usageError{fmt.Errorf("--host %q: want a host or the folder of a Unix socket", in.host)}
+	case in.port == 0:
+		return usageError{errors.New("--port 0: want the server's port")}
+	}
+	for _, name := range slices.Concat([]string{in.role}, in.databases, in.owners) {
+		if name == "" || strings.ContainsAny(name, "\x00\n") {
+			return usageError{fmt.Errorf("%q is no name of a role or database", name)}
+		}
+	}
+	if in.role == evalRole || slices.Contains(in.owners, evalRole) {
+		return usageError{errors.New(evalRole + " is the role without rights in which code of users runs; it can be neither the service role nor an owner")}
+	}
+	return nil
+}
+
+// password is the one in a file that exists (the role may have it already), or a new one.
+func (in *initiation) password(path string) (string, error) {
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) || err == nil && !in.force { // which is refused soon
+		return rand.Text(), nil
+	}
+	password := strings.TrimRight(string(raw), "\r\n")
+	if err == nil && (password == "" || strings.ContainsFunc(password, func(r rune) bool { return r < ' ' || r > '~' })) {
+		err = fmt.Errorf("%s: want a password of printable ASCII", path)
+	}
+	return password, err
+}
+
+// shellWord is a text as one word of a shell's command line.
+func shellWord(text string) string {
+	if plainWord.MatchString(text) {
+		return text
+	}
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+}
+
+var plainWord = regexp.MustCompile(`^[a-zA-Z0-9_./:@%+,-]+$`)
 
 // fill puts the service connection into a configuration, unless --set has done so.
 func (in *initiation) fill(c *config, passwordFile string) {
@@ -189,11 +246,6 @@ func (c *config) commented() string {
 
 // roleSQL is what creates the service role.
 func (in *initiation) roleSQL(password string) (string, error) {
-	for _, name := range append([]string{in.role}, append(in.databases, in.owners...)...) {
-		if name == "" || strings.ContainsAny(name, "\x00\n") {
-			return "", usageError{fmt.Errorf("%q is no name of a role or database", name)}
-		}
-	}
 	salt := make([]byte, 16)
 	if _, err := rand.Read(salt); err != nil {
 		return "", err
@@ -204,7 +256,7 @@ func (in *initiation) roleSQL(password string) (string, error) {
 	}
 	t, err := template.New("role.sql").Funcs(template.FuncMap{
 		"ident":   func(name string) string { return pgx.Identifier{name}.Sanitize() },
-		"literal": func(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" },
+		"literal": quoteLiteral,
 	}).Parse(roleTemplate)
 	if err != nil {
 		return "", fmt.Errorf("role.sql: %w", err)
@@ -212,10 +264,23 @@ func (in *initiation) roleSQL(password string) (string, error) {
 	var b bytes.Buffer
 	err = t.Execute(&b, map[string]any{
 		"Role": in.role, "Databases": in.databases, "Owners": in.owners, "Verifier": verifier,
-		"Slots": len(in.databases), "Config": configFileName, "Password": passwordFileName,
+		"Slots": len(in.databases), "Config": configFileName, "Password": passwordFileName, "Tag": in.dollarTag(),
 	})
 	return b.String(), err
 }
+
+// dollarTag delimits bodies of DO: no name contains it.
+func (in *initiation) dollarTag() string {
+	names := strings.Join(slices.Concat([]string{in.role}, in.databases, in.owners), " ")
+	tag := "$init$"
+	for n := 1; strings.Contains(names, tag); n++ {
+		tag = fmt.Sprintf("$init%d$", n)
+	}
+	return tag
+}
+
+// quoteLiteral is a text as a constant of SQL.
+func quoteLiteral(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
 
 // scramIterations is what PostgreSQL uses by default.
 const scramIterations = 4096

@@ -121,6 +121,10 @@ func newRootCommand() *cobra.Command {
 		newConfigCommand(opts),
 		newVersionCommand(),
 	)
+	strictCompletion(root)
+	if err := completeNames(root, opts); err != nil {
+		panic(err) // a command or flag that is not there
+	}
 	return root
 }
 

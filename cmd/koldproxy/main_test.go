@@ -55,6 +55,8 @@ func TestExitCodes(t *testing.T) {
 		"demo --tour --mqtt-listen=": exitUsage,
 		"demo --pg-listen nowhere":   exitUsage,
 		"demo --pg-bin /no/where":    exitFailed,
+		"completion":                 exitFine,
+		"completion nosuch":          exitUsage,
 		"migrate up --set postgres.dsn=postgres://127.0.0.1:1/x":                                        exitUsage, // no databases
 		"status --set postgres.dsn=postgres://h/x --set http.listen=wrong":                              exitUsage,
 		"status --set postgres.dsn=postgres://127.0.0.1:1/x?sslmode=disable --set postgres.databases=x": exitFailed,

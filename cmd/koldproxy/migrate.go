@@ -115,8 +115,21 @@ func migrateUp(ctx context.Context, c *config, database string) error {
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
+	if conn.PgConn().ParameterStatus("in_hot_standby") == "on" { // which cannot be written to, not even "IF NOT EXISTS"
+		return errStandby
+	}
+	rights, remedy, err := evalRights(ctx, conn)
+	if err != nil {
+		return err
+	}
+	if rights != "" {
+		return fmt.Errorf("code of users would run with rights: %s %s; %s", evalRole, rights, remedy)
+	}
 	return migrations.Up(ctx, conn)
 }
+
+// errStandby may pass: standbys are promoted.
+var errStandby = errors.New("the server is a standby; " + standbyRemedy)
 
 func migrateDown(ctx context.Context, c *config, database string, to int32) error {
 	conn, err := c.connect(ctx, database)

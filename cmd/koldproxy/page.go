@@ -26,7 +26,7 @@ func (s *service) statusPage(listener net.Addr) (*statuspage.Page, error) {
 	var list []statuspage.Database
 	for _, db := range s.databases {
 		list = append(list, statuspage.Database{
-			Name: db.name, Pool: db.pool, Live: func() json.RawMessage { return db.tail.Stats() },
+			Name: db.name, Pool: db.pool, Live: func() json.RawMessage { return db.tail.Stats() }, Unfit: db.fit,
 		})
 	}
 	return statuspage.New(pc, list, s.log.With().Str("part", "statuspage").Logger()), nil

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -48,12 +49,23 @@ type service struct {
 	proxy     *proxy.Server
 }
 
-// run is the one way to start koldproxy: it opens the sockets, brings the catalog of each database up to date, and serves
-// until ctx ends or a part fails. ready is called when everything accepts connections; an error of it ends run too. Each
-// value from hangups, which may be nil, reloads what can be reloaded.
-func run(
-	ctx context.Context, cfg *config, log zerolog.Logger, hangups <-chan os.Signal, ready func(context.Context, endpoints) error,
-) error {
+// watch is what somebody wants to know of a koldproxy. An error of one of its functions ends run.
+type watch struct {
+	// listening is called once, when all sockets are open and sessions are forwarded.
+	listening func(endpoints) error
+	// ready is called once, when the changes of every database are applied for the first time.
+	ready func(context.Context, endpoints) error
+	// state, which may be nil, is called with what keeps changes from being applied, and with nil when nothing does, at each
+	// change of that. drain, which may be nil, is called when sessions are being ended.
+	state func(error) error
+	drain func() error
+}
+
+// run is the one way to start koldproxy: it opens the sockets and forwards sessions at once. Each database comes in when its
+// server lets it: the catalog is brought up to date, and changes are applied. run serves until ctx ends. Only what can never work
+// ends it with an error: a socket that cannot be opened, a file that cannot be read. Each value from hangups, which may be nil,
+// reloads what can be reloaded.
+func run(ctx context.Context, cfg *config, log zerolog.Logger, hangups <-chan os.Signal, w watch) error {
 	ls, err := listen(ctx, cfg, log)
 	if err != nil {
 		return errors.Join(err, ls.close())
@@ -63,7 +75,7 @@ func run(
 	if err := s.open(ctx); err != nil {
 		return errors.Join(unlessDone(ctx, err), ls.close())
 	}
-	return s.serve(ctx, ls, hangups, ready)
+	return s.serve(ctx, ls, hangups, w)
 }
 
 // unlessDone drops an error of work that was cut short because the person at the keyboard said so.
@@ -138,7 +150,7 @@ func (s *service) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	bucket, err := openServerCold(ctx, s.cfg, s.log)
+	bucket, err := openServerCold(ctx, s.cfg)
 	if err != nil {
 		return err
 	}
@@ -181,9 +193,7 @@ func (s *service) close() {
 
 // serve runs all parts. When ctx ends it first drains the proxy, whose sessions may still need the others, and then stops
 // them.
-func (s *service) serve(
-	ctx context.Context, ls listeners, hangups <-chan os.Signal, ready func(context.Context, endpoints) error,
-) error {
+func (s *service) serve(ctx context.Context, ls listeners, hangups <-chan os.Signal, w watch) error {
 	base, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	parts, partsCtx := errgroup.WithContext(base)
@@ -199,6 +209,16 @@ func (s *service) serve(
 
 	for _, db := range s.databases {
 		parts.Go(func() error { return db.run(partsCtx) })
+	}
+	parts.Go(func() error {
+		makeColdFolder(partsCtx, s.cold, s.log)
+		return nil
+	})
+	if s.verifiers != nil {
+		parts.Go(func() error {
+			s.verifiers.await(partsCtx, s.log)
+			return nil
+		})
 	}
 	for _, ln := range ls.mqtt {
 		parts.Go(func() error { return s.broker.Serve(partsCtx, ln) })
@@ -225,26 +245,59 @@ func (s *service) serve(
 		front.Go(func() error { return s.proxy.Serve(frontCtx, ln) })
 	}
 	front.Go(func() error { return s.reloadOn(frontCtx, hangups) })
-	front.Go(func() error {
-		if err := s.databases.awaitReady(frontCtx); err != nil {
-			return err
-		}
-		if err := ready(frontCtx, ls.endpoints()); err != nil {
-			return err
-		}
-		<-frontCtx.Done() // so that a koldproxy without a proxy port runs as well
-		return nil
-	})
+	front.Go(func() error { return w.follow(frontCtx, ls.endpoints(), s.databases.ready) }) // also without a proxy port
 
 	err := front.Wait()
 	stop()
 	if partErr := parts.Wait(); partErr != nil {
 		return partErr // the cause; the front only followed
 	}
-	if errors.Is(err, context.Canceled) { // told to stop while starting
-		return unlessDone(ctx, err)
-	}
 	return err
+}
+
+// How often watch looks at readiness: often at first, and from time to time once changes are applied.
+const (
+	watchMin  = 20 * time.Millisecond
+	watchMax  = time.Second
+	watchRest = 10 * time.Second
+)
+
+// follow calls the functions of w until ctx ends. ready says what keeps changes from being applied.
+func (w watch) follow(ctx context.Context, e endpoints, ready func(context.Context) error) error {
+	if err := w.listening(e); err != nil {
+		return err
+	}
+	told, wasReady := "", false
+	for pause := watchMin; ctx.Err() == nil; pause = min(2*pause, watchMax) {
+		state := ready(ctx)
+		if ctx.Err() != nil {
+			break // which is why it is not ready
+		}
+		if text := fmt.Sprint(state); text != told && w.state != nil {
+			told = text
+			if err := w.state(state); err != nil {
+				return err
+			}
+		}
+		wait := pause
+		if state == nil {
+			wait = watchRest
+		}
+		if state == nil && !wasReady {
+			wasReady = true
+			if err := w.ready(ctx, e); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+	}
+	if w.drain != nil {
+		return w.drain()
+	}
+	return nil
 }
 
 var (

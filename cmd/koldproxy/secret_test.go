@@ -120,9 +120,19 @@ level = "debug"
 	p.stop(syscall.SIGTERM)
 	look("the log", p.output())
 	do(t, admin, fmt.Sprintf("ALTER ROLE %s PASSWORD 'another'", role))
-	for _, line := range [][]string{{"check"}, {"status"}, {"migrate", "up"}, {"serve"}} {
+	for _, line := range [][]string{{"check"}, {"status"}, {"migrate", "up"}} {
 		command(line...)
 	}
+	p = start(t, "serve", "--config", i.config)
+	p.says("the database cannot be used yet")
+	p.says(`"message":"listening"`)
+	base = "http://" + regexp.MustCompile(`"http":"([^"]+)"`).FindStringSubmatch(p.output())[1]
+	for _, path := range []string{"/", "/readyz"} {
+		_, body, _ := fetch(t, base+path, canary)
+		look("GET "+path+" with a wrong password", body)
+	}
+	p.stop(syscall.SIGTERM)
+	look("the log with a wrong password", p.output())
 	if strings.Count(seen.String(), "\n") < 50 {
 		t.Errorf("only this was looked at:\n%s", seen.String())
 	}

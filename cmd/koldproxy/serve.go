@@ -6,6 +6,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 )
@@ -29,20 +30,28 @@ func newServeCommand(opts *options) *cobra.Command {
 			hangups := make(chan os.Signal, 1)
 			signal.Notify(hangups, syscall.SIGHUP) // which would end the process otherwise
 			defer signal.Stop(hangups)
-			return run(cmd.Context(), cfg, log, hangups, func(_ context.Context, e endpoints) error {
-				e.log(log)
-				return tellSystemd()
+			return run(cmd.Context(), cfg, log, hangups, watch{
+				listening: func(e endpoints) error {
+					e.log(log, "listening")
+					return tellSystemd(daemon.SdNotifyReady, "STATUS=forwarding sessions")
+				},
+				ready: func(_ context.Context, e endpoints) error {
+					e.log(log, "ready")
+					return nil
+				},
+				state: func(state error) error { return tellSystemd(systemdStatus(state)) },
+				drain: func() error { return tellSystemd(daemon.SdNotifyStopping, "STATUS=waiting for sessions to end") },
 			})
 		},
 	}
 }
 
 func (c *config) logger(cmd *cobra.Command) (zerolog.Logger, error) {
-	level, err := zerolog.ParseLevel(c.Log.Level)
+	level, err := c.logLevel()
 	return newLogger(cmd.ErrOrStderr(), level), err
 }
 
-func (e endpoints) log(log zerolog.Logger) {
+func (e endpoints) log(log zerolog.Logger, message string) {
 	event := log.Info()
 	for _, addr := range e.proxy {
 		event = event.Str("proxy", addr.String())
@@ -53,5 +62,5 @@ func (e endpoints) log(log zerolog.Logger) {
 	if e.http != nil {
 		event = event.Str("http", e.http.String())
 	}
-	event.Msg("ready")
+	event.Msg(message)
 }

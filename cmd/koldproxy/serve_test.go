@@ -76,11 +76,17 @@ func (i *installation) serveWith(args ...string) (*process, string) {
 			i.t.Fatalf("serve is not ready:\n%s", p.output())
 		}
 	}
+	return p, i.through()
+}
+
+// through is the DSN of the superuser through koldproxy.
+func (i *installation) through() string {
+	i.t.Helper()
 	cc, err := pgx.ParseConfig(i.dsn)
 	if err != nil {
 		i.t.Fatal(err)
 	}
-	return p, fmt.Sprintf("host=%s port=6543 user=%s password=%s dbname=%s", filepath.Dir(i.socket), cc.User, cc.Password, cc.Database)
+	return fmt.Sprintf("host=%s port=6543 user=%s password=%s dbname=%s", filepath.Dir(i.socket), cc.User, cc.Password, cc.Database)
 }
 
 func (p *process) ended() bool {
@@ -130,9 +136,13 @@ func TestMigrateUpDownStatus(t *testing.T) {
 func TestCheckSaysWhatToDo(t *testing.T) {
 	t.Parallel()
 	i := install(t)
-	code, out := i.koldproxy("check")
-	if code != exitFailed || !strings.Contains(out, "koldproxy migrate up") {
-		t.Errorf("before the catalog is there: exit code %d\n%s", code, out)
+	if out := i.must("check"); !strings.Contains(out, "is not there yet") || !strings.Contains(out, "koldproxy migrate up") {
+		t.Errorf("before the catalog is there:\n%s", out)
+	}
+	i.must("migrate", "up")
+	i.must("migrate", "down", "--to", "10")
+	if code, out := i.koldproxy("check"); code != exitFailed || !strings.Contains(out, "koldproxy migrate up") {
+		t.Errorf("with an older catalog: exit code %d\n%s", code, out)
 	}
 	i.must("migrate", "up")
 	if out := i.must("check"); strings.Contains(out, "PROBLEM") {
@@ -172,8 +182,15 @@ func TestServeAndItsAdminCommands(t *testing.T) {
 	if out := i.must("flush", "notes", "--force", "--wait"); !strings.Contains(out, "completed, rows flushed 20, segments 1") {
 		t.Errorf("flush says %s", out)
 	}
-	if out := i.must("flush", "notes"); !strings.Contains(out, "not_due") {
+	if out := i.must("flush", "notes"); !strings.HasPrefix(out, "notes: not_due") || strings.Contains(out, "-") {
 		t.Errorf("a second flush says %s", out)
+	}
+	for line, want := range map[string]string{"flush": "public.notes", "check": "notes", "tail": "public.long_notes", "tail --set": "proxy.listen="} {
+		var out bytes.Buffer
+		words := append([]string{"__complete", "--config", i.config}, strings.Fields(line)...)
+		if code := execute(t.Context(), append(words, ""), &out, &bytes.Buffer{}); code != exitFine || !strings.Contains(out.String(), want+"\n") {
+			t.Errorf("the shell suggests after %s, exit code %d:\n%s", line, code, out.String())
+		}
 	}
 	var segments []segmentRow
 	if err := json.Unmarshal([]byte(i.must("segments", "notes", "--json")), &segments); err != nil || len(segments) != 1 || segments[0].Rows != 20 {

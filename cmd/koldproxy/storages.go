@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/rs/zerolog"
 
 	"github.com/koldproxy/koldproxy/coldstore"
@@ -45,28 +46,33 @@ func openCold(ctx context.Context, c *config) (coldstore.Bucket, error) {
 // openServerCold opens the storage of the configuration for serve, which alone makes a missing folder, and only while no database
 // knows of a file that should be in it: an empty folder in the place of a volume that is not mounted would take what belongs on
 // the volume. Hot rows are served meanwhile.
-func openServerCold(ctx context.Context, c *config, log zerolog.Logger) (coldstore.Bucket, error) {
+func openServerCold(ctx context.Context, c *config) (coldstore.Bucket, error) {
 	bucket, err := openCold(ctx, c)
-	if err != nil {
-		return nil, err
+	if local, ok := bucket.(*coldstore.LocalBucket); ok {
+		local.MakeFolderIf(func(ctx context.Context) error { return checkColdUnused(ctx, c) })
 	}
-	local, ok := bucket.(*coldstore.LocalBucket)
-	if !ok {
-		return bucket, nil
-	}
-	local.MakeFolderIf(func(ctx context.Context) error { return checkColdUnused(ctx, c) })
-	if err := local.MakeFolder(ctx); errors.Is(err, coldstore.ErrInUse) {
-		log.Error().Err(err).Msg("cold storage is missing: nothing is flushed, and cold rows cannot be read until it is back")
-	} else if err != nil {
-		return nil, fmt.Errorf("cold.url: %w", err)
-	}
-	return bucket, nil
+	return bucket, err
 }
 
-// checkColdUnused asks all databases; they share the storage of the configuration.
+// makeColdFolder makes the folder of a storage that is one, as soon as the databases say that it may be made. Each flush would, too;
+// here somebody is told what is in the way.
+func makeColdFolder(ctx context.Context, bucket coldstore.Bucket, log zerolog.Logger) {
+	local, ok := bucket.(*coldstore.LocalBucket)
+	if !ok {
+		return
+	}
+	untilItWorks(ctx, local.MakeFolder, func(err error) {
+		log.Error().Err(err).Msg("cold.url: the folder is missing; nothing is flushed, and cold rows cannot be read until it is there")
+	})
+}
+
+// checkColdUnused asks all databases; they share the storage of the configuration. One that does not exist has no segments.
 func checkColdUnused(ctx context.Context, c *config) error {
 	for _, name := range c.Postgres.Databases {
 		conn, err := c.connect(ctx, name)
+		if pe, ok := errors.AsType[*pgconn.PgError](err); ok && pe.Code == codeNoDatabase {
+			continue
+		}
 		if err != nil {
 			return err
 		}

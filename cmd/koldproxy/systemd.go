@@ -32,8 +32,17 @@ func systemdListener(address string) (net.Listener, error) {
 	return passed[name][0], nil
 }
 
-// tellSystemd says to the service manager that koldproxy is ready; where there is none it does nothing.
-func tellSystemd() error {
-	_, err := daemon.SdNotify(false, daemon.SdNotifyReady)
+// tellSystemd sends assignments to the service manager, as daemon.SdNotifyReady; where there is none it does nothing.
+func tellSystemd(state ...string) error {
+	_, err := daemon.SdNotify(false, strings.Join(state, "\n"))
 	return err
+}
+
+// systemdStatus is the line that systemctl status shows, for what [watch] calls the state.
+func systemdStatus(state error) string {
+	text := "forwarding sessions; changes of every database are applied"
+	if state != nil {
+		text = "forwarding sessions; " + strings.Join(strings.Fields(state.Error()), " ")
+	}
+	return "STATUS=" + text
 }

@@ -6,12 +6,41 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 )
+
+// playSystemd is where a koldproxy with the socket's address in NOTIFY_SOCKET tells how it is.
+func playSystemd(t *testing.T) *net.UnixConn {
+	t.Helper()
+	notify, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "notify"), Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = notify.Close() })
+	return notify
+}
+
+// told waits until p tells the service manager a text.
+func told(p *process, manager *net.UnixConn, text string) {
+	p.t.Helper()
+	message := make([]byte, 4<<10)
+	var all []string
+	for {
+		_ = manager.SetReadDeadline(time.Now().Add(processTimeout))
+		n, err := manager.Read(message)
+		if err != nil {
+			p.t.Fatalf("the service manager is not told %q but %q (%v)\n%s", text, all, err, p.output())
+		}
+		if all = append(all, string(message[:n])); strings.Contains(all[len(all)-1], text) {
+			return
+		}
+	}
+}
 
 // A socket that the service manager holds (this test plays systemd) is taken over, readiness is told, and a client that
 // connects while koldproxy restarts waits instead of being refused.
@@ -28,11 +57,7 @@ func TestSocketActivation(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer held.Close()
-	notify, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "notify"), Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer notify.Close()
+	notify := playSystemd(t)
 
 	serve := func(name string) *process {
 		// LISTEN_PID is the process that the sockets are meant for.
@@ -41,18 +66,9 @@ func TestSocketActivation(t *testing.T) {
 		cmd.ExtraFiles = []*os.File{held}
 		return startCommand(t, cmd)
 	}
-	awaitReady := func(p *process) {
-		t.Helper()
-		message := make([]byte, 100)
-		_ = notify.SetReadDeadline(time.Now().Add(processTimeout))
-		n, err := notify.Read(message)
-		if err != nil || string(message[:n]) != "READY=1" {
-			t.Fatalf("the service manager is told %q (%v)\n%s", message[:n], err, p.output())
-		}
-	}
 
 	p := serve("proxy")
-	awaitReady(p)
+	told(p, notify, "READY=1")
 	cc, err := pgx.ParseConfig(i.dsn)
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +93,7 @@ func TestSocketActivation(t *testing.T) {
 	defer cancel()
 	go func() { waiting <- query(ctx) }()
 	p = serve("proxy")
-	awaitReady(p)
+	told(p, notify, "READY=1")
 	if err := <-waiting; err != nil {
 		t.Errorf("a client that came in between: %v\n%s", err, p.output())
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/rs/zerolog"
 
 	"github.com/koldproxy/koldproxy"
 )
@@ -22,7 +23,7 @@ type verifiers struct {
 // maxVerifierConns bounds those connections: a look-up takes well below a millisecond.
 const maxVerifierConns = 4
 
-// openVerifiers connects and makes sure that the service role may read verifiers.
+// openVerifiers makes the connections' pool; it connects when somebody logs in.
 func openVerifiers(ctx context.Context, cfg *config) (*verifiers, error) {
 	database := cfg.Postgres.Databases[0] // roles are the same in all of them
 	dsn, err := cfg.dsn(database)
@@ -39,12 +40,22 @@ func openVerifiers(ctx context.Context, cfg *config) (*verifiers, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &verifiers{pool, database}
+	return &verifiers{pool, database}, nil
+}
+
+// await tells the log why nobody can log in, until somebody can.
+func (v *verifiers) await(ctx context.Context, log zerolog.Logger) {
+	untilItWorks(ctx, v.check, func(err error) {
+		log.Error().Err(err).Msg("nobody can log in, trying again")
+	})
+}
+
+// check makes sure that the service role may read verifiers.
+func (v *verifiers) check(ctx context.Context) error {
 	if _, err := v.Verifier(ctx, ""); err != nil {
-		pool.Close()
-		return nil, fmt.Errorf(`proxy.auth = "scram": %w`, err)
+		return fmt.Errorf(`proxy.auth = "scram": %w`, err)
 	}
-	return v, nil
+	return nil
 }
 
 // verifierRemedy is what gives the service role the right to read verifiers. Rights on the catalog are those of one

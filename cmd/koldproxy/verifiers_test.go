@@ -32,19 +32,21 @@ func TestVerifiersNeedARight(t *testing.T) {
 	c := defaultConfig()
 	c.Postgres.DSN = localpg.TestCluster(t).DSN(i.database, role, "geheim")
 	c.Postgres.Databases = []string{i.database}
-	_, err := openVerifiers(t.Context(), c)
-	if err == nil || !strings.Contains(err.Error(), "proxy.auth") || !strings.Contains(err.Error(), verifierRemedy(i.database)) {
+	v, err := openVerifiers(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.close()
+	if err := v.check(t.Context()); err == nil || !strings.Contains(err.Error(), "proxy.auth") || !strings.Contains(err.Error(), verifierRemedy(i.database)) {
 		t.Fatalf("without the right: %v", err)
 	}
 	if f := checkVerifiers(t.Context(), connectTo(t, c.Postgres.DSN), i.database); f.Result == resultOK {
 		t.Errorf("the check says %+v", f)
 	}
 	do(t, admin, "GRANT SELECT (rolname, rolpassword) ON pg_catalog.pg_authid TO "+role)
-	v, err := openVerifiers(t.Context(), c)
-	if err != nil {
+	if err := v.check(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	defer v.close()
 	if f := checkVerifiers(t.Context(), connectTo(t, c.Postgres.DSN), i.database); f.Result != resultOK {
 		t.Errorf("the check says %+v", f)
 	}

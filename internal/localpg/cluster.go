@@ -336,7 +336,7 @@ func serverEnv() []string {
 	return append(env, "LC_ALL=C")
 }
 
-// awaitReady waits for the word "ready" in postmaster.pid, as pg_ctl does.
+// awaitReady waits for the word "ready" (or "standby") in postmaster.pid, as pg_ctl does.
 func (c *Cluster) awaitReady(ctx context.Context, proc *process) error {
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.StartTimeout)
 	defer cancel()

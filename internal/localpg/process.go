@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -81,7 +82,8 @@ func readPIDFile(data string) (pidFile, error) {
 	if err != nil {
 		return pidFile{}, fmt.Errorf("read postmaster.pid: no process id in its first line")
 	}
-	return pidFile{pid: max(pid, -pid), ready: len(lines) >= 8 && strings.TrimSpace(lines[7]) == "ready"}, nil
+	up := []string{"ready", "standby"}
+	return pidFile{pid: max(pid, -pid), ready: len(lines) >= 8 && slices.Contains(up, strings.TrimSpace(lines[7]))}, nil
 }
 
 // evictTimeout bounds how long a leftover server may take to go after each of the two signals.
