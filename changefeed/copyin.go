@@ -25,6 +25,8 @@ const (
 	copyFrom = 200
 	// copyPause is for how many batches COPY is not tried after it has failed.
 	copyPause = 64
+	// copyAhead is how many bytes are painted at a time. With less, server and painter would wait for each other all the time.
+	copyAhead = 1 << 20
 )
 
 // errStanding says that COPY has met a key that is in the mirror, a tombstone mostly, or one that it cannot take.
@@ -97,13 +99,25 @@ func (c *copyStream) Read(p []byte) (n int, err error) {
 		case len(c.items) == 0:
 			c.ended, c.rest = true, []byte(copyEnd)
 		default:
-			if c.buffer, err = c.mirror.appendCopied(c.buffer[:0], &c.items[0]); err != nil {
-				c.refused.Store(true)
+			if err = c.fill(); err != nil {
 				return n, err
 			}
-			c.items, c.rest = c.items[1:], c.buffer
 		}
 	}
+}
+
+// fill writes the next rows: so many that the server has something to do while others are written.
+func (c *copyStream) fill() (err error) {
+	c.buffer = c.buffer[:0]
+	for len(c.items) > 0 && len(c.buffer) < copyAhead {
+		if c.buffer, err = c.mirror.appendCopied(c.buffer, &c.items[0]); err != nil {
+			c.refused.Store(true)
+			return err
+		}
+		c.items = c.items[1:]
+	}
+	c.rest = c.buffer
+	return nil
 }
 
 // appendCopied appends a row of the mirror: key, seq, op and image.

@@ -1,8 +1,10 @@
 package changefeed
 
 import (
+	"bytes"
 	"io"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -71,6 +73,39 @@ func TestKeysThatCannotBeCopied(t *testing.T) {
 		rows := newCopyStream(keyMirror(oid), []item{{event: &event{key: []string{"no such key"}}}})
 		if got, err := io.ReadAll(rows); err == nil || !rows.refused.Load() || string(got) != copyBegin {
 			t.Errorf("type %d: %x, %v", oid, got, err)
+		}
+	}
+}
+
+// TestCopyStreamIsWhole reads more than is painted at a time, in pieces of several lengths.
+func TestCopyStreamIsWhole(t *testing.T) {
+	t.Parallel()
+	m := keyMirror(pgtype.TextOID)
+	var items []item
+	want := []byte(copyBegin)
+	for i := range 7 {
+		key := strings.Repeat("k", copyAhead/3+i)
+		items = append(items, item{event: &event{op: koldproxy.OpInsert, key: []string{key}, new: []koldproxy.Datum{{Kind: koldproxy.DatumText, Text: key}}}})
+		var err error
+		if want, err = m.appendCopied(want, &items[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want = append(want, copyEnd...)
+	for _, length := range []int{1000, 64 << 10, len(want), 2 * len(want)} {
+		rows, got, piece := newCopyStream(m, items), []byte(nil), make([]byte, length)
+		for {
+			n, err := rows.Read(piece)
+			got = append(got, piece[:n]...)
+			if err == io.EOF {
+				break
+			}
+			if err != nil || n < length {
+				t.Fatalf("%d of %d bytes and no end: %v", n, length, err)
+			}
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("in pieces of %d bytes: %d bytes that are not the %d of the rows", length, len(got), len(want))
 		}
 	}
 }
