@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -62,6 +63,9 @@ func TestFilesOfOlderVersionsAreRead(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(*f.layout, oldLayout) {
+		t.Errorf("layout %+v, want %+v", *f.layout, oldLayout)
 	}
 	ordinals := make([]uint32, len(rows))
 	for i := range ordinals {

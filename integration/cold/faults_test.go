@@ -154,6 +154,9 @@ func TestFaultsOfTheStoreLoseNothing(t *testing.T) {
 			t.Fatalf("%s: %d rows of %d", c.name, n, next)
 		}
 	}
+	cfg := coldstore.DefaultConfig()
+	cfg.DeleteGrace = 0 // who leads alone need not wait until that is sure
+	f.openStore(b, cfg)
 	f.exec("UPDATE koldstore.segment SET ended_at = now() - interval '1 day' WHERE state = 'deleted'")
 	for worked := true; worked; {
 		worked, err = f.store.RunJobs(t.Context())
