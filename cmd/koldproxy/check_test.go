@@ -276,7 +276,7 @@ func TestCheckOfPoolers(t *testing.T) {
 			text += "user = nobody\n"
 		}
 		ini := filepath.Join(dir, "pgbouncer.ini")
-		if err := errors.Join(os.WriteFile(ini, []byte(text), 0o644), os.Chmod(dir, 0o777)); err != nil { //nolint:gosec // for pgbouncer's own user
+		if err := errors.Join(os.WriteFile(ini, []byte(text), 0o644), os.Chmod(dir, 0o777)); err != nil {
 			t.Fatal(err)
 		}
 		startCommand(t, exec.Command(binary, "-q", ini))
