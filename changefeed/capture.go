@@ -61,6 +61,24 @@ func (e *event) judgedBy(i int, tab *table, s *stream) (it item, write bool, los
 	return it, write, nil, noted
 }
 
+// plainlyNothing returns a quick answer to whether the event is nothing to a stream: with many streams it is to most. If it says false,
+// judgedBy is to be asked.
+func (e *event) plainlyNothing() func(i int) bool {
+	clean := func(row *judged) bool { return row.failed == nil && len(row.failure) == 0 }
+	row, before := e.newJudged, e.oldJudged
+	if e.op == koldproxy.OpDelete {
+		row, before = before, nil
+	}
+	switch {
+	case e.problem != "" || !clean(row) || before != nil && !clean(before):
+		return func(int) bool { return false }
+	case before == nil:
+		return func(i int) bool { return !row.matches[i] }
+	default:
+		return func(i int) bool { return !row.matches[i] && !before.matches[i] }
+	}
+}
+
 // deletionJudgedBy is judgedBy for a delete.
 func (e *event) deletionJudgedBy(i int, tab *table, s *stream) (it item, write bool, lost, noted *pgconn.PgError) {
 	row := e.oldJudged
@@ -84,25 +102,25 @@ func (e *event) deletionJudgedBy(i int, tab *table, s *stream) (it item, write b
 	return it, true, nil, failure
 }
 
-// streamSQL is the statement that appends events to a stream's log and counts them. Its parameters are arrays that run in
-// parallel: ids, verdicts, commit times, documents and old images. It returns the number of events it wrote.
+// streamSQL is the statement that appends events to a stream's log. Its parameters are arrays that run in parallel: ids, verdicts,
+// commit times, documents and old images.
 func streamSQL(tab *table, s *stream) string {
 	old, oldValue := "", ""
 	if s.preImage {
 		old, oldValue = ", old", ", d.old"
 	}
-	return fmt.Sprintf(`WITH written AS (
-  INSERT INTO %[1]s (id, op, k, ts, doc%[2]s)
+	return fmt.Sprintf(`INSERT INTO %[1]s (id, op, k, ts, doc%[2]s)
   SELECT d.id, d.op, %[3]s, d.ts, d.doc%[4]s
   FROM (SELECT u.id, u.op, u.ts, u.doc::pg_catalog.jsonb AS doc, u.old::pg_catalog.jsonb AS old
         FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::text[], $5::text[]) AS u(id, op, ts, doc, old)
-        OFFSET 0) d
-  RETURNING 1),
-total AS (SELECT count(*) AS n FROM written),
-counted AS (UPDATE koldstore.stream_status t SET events = t.events + total.n FROM total WHERE t.stream_id = %[5]d AND total.n > 0)
-SELECT n FROM total`,
-		s.log, old, keyJSON(tab, "d.doc"), oldValue, s.id)
+        OFFSET 0) d`,
+		s.log, old, keyJSON(tab, "d.doc"), oldValue)
 }
+
+// countSQL adds to the counters of streams, all of them in one statement. It comes after everything else in a batch: whoever stores
+// other things about a stream waits for its row until the transaction ends.
+const countSQL = `UPDATE koldstore.stream_status t SET events = t.events + u.n
+	FROM unnest($1::bigint[], $2::bigint[]) AS u(stream_id, n) WHERE t.stream_id = u.stream_id`
 
 // keyJSON is the expression for the column k of a log: the key's value, or an object for several columns.
 func keyJSON(tab *table, image string) string {

@@ -113,4 +113,6 @@ type Publisher interface {
 	Publish(topic string, payload []byte)
 	// Consumers is the number of live subscribers of a topic.
 	Consumers(topic string) int
+	// Wants says whether somebody may be waiting for a topic's events. Who subscribes is counted before being told so.
+	Wants(topic string) bool
 }

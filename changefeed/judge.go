@@ -156,13 +156,21 @@ func (e *event) openStreams(tab *table) []bool {
 	if e.problem != "" || e.op != koldproxy.OpUpdate || e.old == nil {
 		return nil
 	}
-	asks, needed := make([]bool, len(tab.streams)), false
+	var asks []bool
+	var last *stream // the one that unmoved was asked about; many look at the same columns
+	var unmoved bool
 	for i, s := range tab.streams {
-		asks[i] = e.newJudged.failure[i] == nil && !e.newJudged.matches[i] && !s.unmoved(e)
-		needed = needed || asks[i] || s.preImage && e.newJudged.matches[i] && e.newJudged.failed == nil
-	}
-	if !needed {
-		return nil
+		matches := e.newJudged.matches[i]
+		if last == nil || !slices.Equal(s.uses, last.uses) {
+			last, unmoved = s, s.unmoved(e)
+		}
+		open := !matches && !unmoved && e.newJudged.failure[i] == nil
+		if asks == nil && (open || s.preImage && matches && e.newJudged.failed == nil) {
+			asks = make([]bool, len(tab.streams))
+		}
+		if open {
+			asks[i] = true
+		}
 	}
 	return asks
 }

@@ -44,7 +44,9 @@ func (t *Target) workFor(ctx context.Context, tx pgx.Tx, w worker, name string, 
 		return err
 	}
 	before := t.done.clone()
+	t.marked, t.fresh = false, false // releasing the savepoint of a run before it would take this one along
 	err := work()
+	t.marked = false // that of a run in it goes with this one
 	if err == nil {
 		delete(t.naps, w)
 	}

@@ -74,6 +74,7 @@ func (r *recorder) Publish(topic string, payload []byte) {
 }
 
 func (*recorder) Consumers(string) int { return 0 }
+func (*recorder) Wants(string) bool    { return true }
 
 func (r *recorder) of(topic string) []string {
 	r.mu.Lock()

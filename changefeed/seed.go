@@ -39,11 +39,16 @@ func (t *Target) Background(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequ
 	if err != nil {
 		return false, err
 	}
-	if t.cat == nil {
-		return true, nil
+	return t.Due(), nil
+}
+
+// Due says whether Background may have something to do.
+func (t *Target) Due() bool {
+	if t.cat == nil || !t.tidied {
+		return true
 	}
 	_, s := t.backfillDue()
-	return s != nil || t.seedDue() != nil, nil
+	return s != nil || t.seedDue() != nil
 }
 
 // seed copies a page of a table, or compares one.
@@ -95,7 +100,7 @@ func (t *Target) endAbandonedSeeds(ctx context.Context, tx pgx.Tx) error {
 }
 
 func (t *Target) giveUpSeed(ctx context.Context, tx pgx.Tx, tab *table, reason string) error {
-	if _, err := tx.Exec(ctx, "ROLLBACK TO SAVEPOINT koldproxy_run"); err != nil {
+	if _, err := tx.Exec(ctx, undoRun); err != nil {
 		return err
 	}
 	err := t.breakMirror(ctx, tx, tab, "seeding it failed: "+reason)

@@ -87,6 +87,7 @@ func (t *Target) place(ctx context.Context, tx pgx.Tx, c *koldproxy.Change) erro
 	if t.placed[rel] != nil {
 		return nil
 	}
+	t.fresh = false
 	if !sameColumns(rel, tab) || !t.cat.announced || !tab.inForce.agrees(rel) {
 		t.forget() // what is cached may be older than the relation
 		if err := t.load(ctx, tx); err != nil {

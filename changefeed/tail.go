@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
 
@@ -35,7 +37,7 @@ func DefaultTailConfig(database string) TailConfig {
 // Tail follows the stream logs of one database and tells live subscribers about new events, in order: each event goes to the
 // stream's topic, and a NOTIFY on channel koldstore_stream_<name> with the newest id follows. What it says is a hint; the log
 // is the truth. It begins where its stored position is, with a new stream at the stream's creation: the events that
-// start = 'earliest' backfilled are in the log for those who want them and are not pushed.
+// start = 'earliest' backfilled are in the log for those who want them and are not pushed. Logs of topics that nobody wants are not read.
 //
 // Stats and Wake may be called from any goroutine at any time.
 type Tail struct {
@@ -123,7 +125,7 @@ func (t *Tail) Run(ctx context.Context) error {
 			return nil
 		case <-wake:
 		case <-ticker.C:
-			if err := t.storePositions(ctx); err != nil && ctx.Err() == nil {
+			if _, err := t.storePositions(ctx); err != nil && ctx.Err() == nil {
 				t.log.Error().Err(err).Msg("cannot store the positions of live push")
 			}
 		}
@@ -163,15 +165,21 @@ func (t *Tail) pass(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("look for new events: %w", err)
 	}
+	before := make(map[*tailed]string, len(due))
+	for _, s := range due {
+		before[s] = s.position
+	}
 	var channels, ids []string
 	var failed error
+	due, skipped := t.skipUnwanted(ctx, due)
 	for _, s := range due {
-		before := s.position
 		// One log that cannot be read (it is being dropped) is no reason to leave the others out.
 		if err := t.drain(ctx, s); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("read the log of stream %s: %w", s.label, err))
 		}
-		if s.position != before {
+	}
+	for _, s := range slices.Concat(due, skipped) {
+		if s.position != before[s] {
 			channels, ids = append(channels, channel(s.name)), append(ids, s.position)
 		}
 	}
@@ -298,21 +306,53 @@ func (t *Tail) skipIfFarBehind(ctx context.Context, s *tailed) error {
 // skipToEnd is for what nobody here waits for.
 func (t *Tail) skipToEnd(ctx context.Context, s *tailed) error {
 	t.setLag(s, 0)
-	if err := t.pool.QueryRow(ctx, fmt.Sprintf(`SELECT greatest(max(id), $1) FROM %s`, s.table), s.position).Scan(&s.position); err != nil {
+	if err := t.pool.QueryRow(ctx, s.endSQL(), s.position).Scan(&s.position); err != nil {
 		return fmt.Errorf("find the end of stream %s: %w", s.label, err)
 	}
 	return nil
 }
 
+// endSQL asks for the last id, given the position.
+func (s *tailed) endSQL() string { return fmt.Sprintf(`SELECT greatest(max(id), $1) FROM %s`, s.table) }
+
+// skipUnwanted moves streams that nobody waits for to the ends of their logs, all in one round trip. What it says is left is to be
+// drained: also streams that somebody has subscribed to meanwhile, and all of them if a log cannot be read.
+func (t *Tail) skipUnwanted(ctx context.Context, due []*tailed) (left, skipped []*tailed) {
+	var unwanted []*tailed
+	var ends pgx.Batch
+	for _, s := range due {
+		if t.publish.Wants(s.topic) {
+			left = append(left, s)
+		} else {
+			unwanted = append(unwanted, s)
+			ends.Queue(s.endSQL(), s.position)
+		}
+	}
+	if len(unwanted) == 0 {
+		return left, nil
+	}
+	positions := make([]string, len(unwanted))
+	for i := range unwanted {
+		ends.QueuedQueries[i].QueryRow(func(row pgx.Row) error { return row.Scan(&positions[i]) })
+	}
+	if err := t.pool.SendBatch(ctx, &ends).Close(); err != nil {
+		return due, nil
+	}
+	for i, s := range unwanted {
+		// Whoever subscribes now has been told so after this look at the log, or is seen here.
+		if t.publish.Wants(s.topic) {
+			left = append(left, s)
+			continue
+		}
+		s.position = positions[i]
+		t.setLag(s, 0)
+		skipped = append(skipped, s)
+	}
+	return left, skipped
+}
+
 // drain publishes what a log holds after the tail's position.
 func (t *Tail) drain(ctx context.Context, s *tailed) error {
-	if t.follows && t.publish.Consumers(s.topic) == 0 {
-		err := t.skipToEnd(ctx, s)
-		if err != nil {
-			s.events = -1 // look again
-		}
-		return err
-	}
 	measured := time.Now()
 	for {
 		n, err := t.page(ctx, s)
@@ -336,7 +376,7 @@ func (t *Tail) drain(ctx context.Context, s *tailed) error {
 		if t.follows {
 			continue
 		}
-		if err := t.storePositions(ctx); err != nil {
+		if _, err := t.storePositions(ctx); err != nil {
 			return err
 		}
 	}
@@ -381,19 +421,38 @@ func (t *Tail) page(ctx context.Context, s *tailed) (n int, err error) {
 	return n, rows.Err()
 }
 
-// storePositions writes down how far each stream has been published.
-func (t *Tail) storePositions(ctx context.Context) error {
+// storePositions writes down how far each stream has been published. It waits for nobody: what the applier has locked, until its
+// transaction ends, is left for the next time, and counted.
+func (t *Tail) storePositions(ctx context.Context) (left int, err error) {
+	var ids []int64
+	var positions []string
 	for _, s := range t.streams {
-		if s.position == s.stored {
-			continue
+		if s.position != s.stored {
+			ids, positions = append(ids, s.id), append(positions, s.position)
 		}
-		position := s.position
-		if _, err := t.pool.Exec(ctx, `UPDATE koldstore.stream_status SET tail_id = greatest(tail_id, $2) WHERE stream_id = $1`, s.id, position); err != nil {
-			return fmt.Errorf("store the position of stream %s: %w", s.label, err)
-		}
-		s.stored = position
 	}
-	return nil
+	if len(ids) == 0 {
+		return 0, nil
+	}
+	rows, err := t.pool.Query(ctx, `WITH free AS MATERIALIZED (SELECT t.stream_id FROM koldstore.stream_status t WHERE t.stream_id = ANY ($1) FOR NO KEY UPDATE SKIP LOCKED)
+		UPDATE koldstore.stream_status t SET tail_id = greatest(t.tail_id, u.id)
+		FROM unnest($1::bigint[], $2::text[]) AS u(stream_id, id) JOIN free USING (stream_id)
+		WHERE t.stream_id = u.stream_id RETURNING u.stream_id, u.id`, ids, positions)
+	if err != nil {
+		return 0, fmt.Errorf("store positions of streams: %w", err)
+	}
+	left = len(ids)
+	var id int64
+	var position string
+	_, err = pgx.ForEachRow(rows, []any{&id, &position}, func() error {
+		t.streams[id].stored = position
+		left--
+		return nil
+	})
+	if err != nil {
+		return left, fmt.Errorf("store positions of streams: %w", err)
+	}
+	return left, nil
 }
 
 // farewell is how long the last storing of positions may take.
@@ -402,8 +461,17 @@ const farewell = 2 * time.Second
 func (t *Tail) storePositionsAtEnd(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewell)
 	defer cancel()
-	if err := t.storePositions(ctx); err != nil {
-		t.log.Warn().Err(err).Msg("cannot store the positions of live push; what was published last will be published again")
+	for {
+		left, err := t.storePositions(ctx)
+		if err == nil && left > 0 {
+			err = pause(ctx)
+		}
+		if err != nil {
+			t.log.Warn().Err(err).Msg("cannot store the positions of live push; what was published last will be published again")
+		}
+		if err != nil || left == 0 {
+			break
+		}
 	}
 	t.forgetLag()
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 type board struct {
 	mu       sync.Mutex
 	messages []string // topic and payload
+	wants    func(topic string) bool
 }
 
 func (b *board) Publish(topic string, payload []byte) {
@@ -28,6 +30,8 @@ func (b *board) Publish(topic string, payload []byte) {
 }
 
 func (b *board) Consumers(topic string) int { return len(topic) }
+
+func (b *board) Wants(topic string) bool { return b.wants == nil || b.wants(topic) }
 
 func (b *board) all() []string {
 	b.mu.Lock()
@@ -158,6 +162,46 @@ func TestTailAfterRestart(t *testing.T) {
 	}
 	if want = append(want, 200); !slices.Equal(keys, want) {
 		t.Errorf("published %v", keys)
+	}
+}
+
+// What nobody waits for is passed over, but not silently; who subscribes while the tail looks at the log misses nothing.
+func TestTailPassesOverWhatNobodyWaitsFor(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(`CREATE TABLE t (id int PRIMARY KEY)`)
+	h.stream("s", "t", "true")
+	var mode, asked atomic.Int64
+	const nobody, somebody, meanwhile = 0, 1, 2
+	b := &board{wants: func(string) bool {
+		// Each look asks before and after: a subscriber who comes in between is there for the second question.
+		return mode.Load() == somebody || mode.Load() == meanwhile && asked.Add(1)%2 == 0
+	}}
+	tail, _ := h.startTail(b, nil)
+	h.stopApplier()
+	h.config.Committed = tail.Wake
+	h.startApplier()
+	h.exec(`LISTEN koldstore_stream_s`)
+	h.exec(`INSERT INTO t VALUES (1), (2)`)
+	h.fence()
+	newest := h.rows(`SELECT max(id) FROM _stream_s`)[0]
+	for told := ""; told != newest; {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		n, err := h.app.WaitForNotification(ctx)
+		cancel()
+		must(t, err)
+		told = n.Payload
+	}
+	h.eventually("the position is stored", func() bool { return h.rows(`SELECT tail_id FROM koldstore.stream_status`)[0] == newest })
+	for i, m := range []int64{somebody, meanwhile, meanwhile} {
+		mode.Store(m)
+		h.exec(fmt.Sprintf(`INSERT INTO t VALUES (%d)`, 3+i))
+		h.eventually("the next event is published", func() bool { return len(b.all()) == i+1 })
+	}
+	for i, m := range b.all() {
+		if want := fmt.Sprintf(`"k":%d,`, 3+i); !strings.Contains(m, want) || i == 0 && !strings.Contains(m, `"prev":"`+newest+`"`) {
+			t.Errorf("published %s, want %s behind %s", m, want, newest)
+		}
 	}
 }
 

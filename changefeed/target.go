@@ -25,6 +25,8 @@ type Target struct {
 	placed  map[*koldproxy.Relation][]int // see place
 	tidied  bool                          // abandoned seed jobs have been looked for
 	done    tally                         // in the transaction that is open
+	marked  bool                          // that transaction has the savepoint of a run
+	fresh   bool                          // and has written nothing since
 
 	page        *backfillPage // waits for its marker; nil if there is none
 	pageRows    int           // how many rows the next page of a backfill has
@@ -65,7 +67,7 @@ func NewTarget(cfg Config, log zerolog.Logger, metrics *Metrics) (*Target, error
 func (t *Target) Reset() {
 	t.forget()
 	t.placed = make(map[*koldproxy.Relation][]int)
-	t.done, t.isStandby = tally{}, false
+	t.done, t.marked, t.fresh, t.isStandby = tally{}, false, false, false
 	t.page, t.pageRows, t.forgetLater = nil, 0, false
 }
 
@@ -84,7 +86,7 @@ func (t *Target) forget() {
 // Committed counts what the committed transaction did.
 func (t *Target) Committed() {
 	t.metrics.add(t.done)
-	t.done = tally{}
+	t.done, t.marked, t.fresh = tally{}, false, false
 	if t.forgetLater {
 		t.forget()
 		t.forgetLater = false
@@ -114,6 +116,7 @@ func (t *Target) Apply(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence,
 // next of these.
 func (t *Target) applyRun(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, changes []koldproxy.Change) (int, error) {
 	if first := &changes[0]; isMarker(first) {
+		t.fresh = false
 		return 1, t.begin(ctx, tx, seqs, first)
 	} else if first.Op == koldproxy.OpTruncate {
 		return 1, t.applyTruncate(ctx, tx, seqs, first)
@@ -174,6 +177,7 @@ const maxRelations = 4096
 
 func (t *Target) load(ctx context.Context, tx pgx.Tx) (err error) {
 	if t.cat == nil {
+		t.fresh = false
 		t.cat, err = t.loadCatalog(ctx, tx)
 	}
 	return err
@@ -195,26 +199,44 @@ var errStale = errors.New("the catalog has changed meanwhile")
 // attempts is how often work is begun before its errors are final.
 const attempts = 3
 
+// The savepoint of a run stays until the next run or the end of the transaction, so that letting go of it takes no round trip.
+const (
+	markRun    = "SAVEPOINT koldproxy_run"
+	releaseRun = "RELEASE SAVEPOINT koldproxy_run"
+	undoRun    = "ROLLBACK TO SAVEPOINT koldproxy_run"
+)
+
+// mark makes the savepoint of a run, unless [Target.markAndLook] has just done that.
+func (t *Target) mark(ctx context.Context, tx pgx.Tx) error {
+	sql := markRun
+	switch {
+	case t.fresh:
+		t.fresh = false
+		return nil
+	case t.marked:
+		sql = releaseRun + ";" + markRun
+	}
+	_, err := tx.Exec(ctx, sql)
+	t.marked = err == nil
+	return err
+}
+
 // repeatIfStale runs work behind a savepoint. If it returns errStale its writes are undone and it runs again, with a catalog
 // loaded anew. It is told when it runs for the last time.
 func (t *Target) repeatIfStale(ctx context.Context, tx pgx.Tx, work func(last bool) error) error {
-	if _, err := tx.Exec(ctx, "SAVEPOINT koldproxy_run"); err != nil {
-		return err
-	}
 	for attempt := 1; ; attempt++ {
-		before := t.done.clone()
-		err := t.load(ctx, tx)
-		if err == nil {
-			err = work(attempt == attempts)
-		}
-		if err == nil {
-			_, err = tx.Exec(ctx, "RELEASE SAVEPOINT koldproxy_run")
+		if err := t.load(ctx, tx); err != nil {
 			return err
 		}
+		if err := t.mark(ctx, tx); err != nil { // after what loading may have written
+			return err
+		}
+		before := t.done.clone()
+		err := work(attempt == attempts)
 		if !errors.Is(err, errStale) || attempt == attempts {
 			return err
 		}
-		if _, err := tx.Exec(ctx, "ROLLBACK TO SAVEPOINT koldproxy_run"); err != nil {
+		if _, err := tx.Exec(ctx, undoRun); err != nil {
 			return err
 		}
 		t.done = before

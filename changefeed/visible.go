@@ -21,10 +21,12 @@ type snapshot struct {
 	running    []uint64
 }
 
+const snapshotSQL = `SELECT pg_catalog.pg_current_snapshot()::text`
+
 // currentSnapshot asks for the snapshot that a statement of tx has now.
 func currentSnapshot(ctx context.Context, tx pgx.Tx) (s snapshot, err error) {
 	var text string
-	if err := tx.QueryRow(ctx, `SELECT pg_catalog.pg_current_snapshot()::text`).Scan(&text); err != nil {
+	if err := tx.QueryRow(ctx, snapshotSQL).Scan(&text); err != nil {
 		return s, err
 	}
 	return parseSnapshot(text)
@@ -87,8 +89,14 @@ const (
 // for this very change to be applied, so waiting for it would be a deadlock. Then it is not waited for.
 func (t *Target) waitUntilVisible(ctx context.Context, tx pgx.Tx, changes []koldproxy.Change) error {
 	pause, begun := firstLook, time.Now()
-	for {
-		now, err := currentSnapshot(ctx, tx)
+	for first := true; ; first = false {
+		var now snapshot
+		var err error
+		if first {
+			now, err = t.markAndLook(ctx, tx)
+		} else {
+			now, err = currentSnapshot(ctx, tx)
+		}
 		if err != nil {
 			return fmt.Errorf("wait until a transaction is visible: %w", err)
 		}
@@ -112,6 +120,26 @@ func (t *Target) waitUntilVisible(ctx context.Context, tx pgx.Tx, changes []kold
 			return ctx.Err()
 		}
 	}
+}
+
+// markAndLook makes the savepoint for the first run of a batch and asks for a snapshot, in one round trip.
+func (t *Target) markAndLook(ctx context.Context, tx pgx.Tx) (s snapshot, err error) {
+	var batch pgx.Batch
+	if t.marked {
+		batch.Queue(releaseRun)
+	}
+	batch.Queue(markRun)
+	batch.Queue(snapshotSQL).QueryRow(func(row pgx.Row) error {
+		var text string
+		if err := row.Scan(&text); err != nil {
+			return err
+		}
+		s, err = parseSnapshot(text)
+		return err
+	})
+	err = tx.SendBatch(ctx, &batch).Close()
+	t.marked, t.fresh = err == nil, err == nil
+	return s, err
 }
 
 func (t *Target) askWhetherStandby(ctx context.Context, tx pgx.Tx) error {

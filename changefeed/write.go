@@ -62,16 +62,20 @@ func (t *Target) judgePlan(ctx context.Context, tx pgx.Tx, p *plan, last bool) (
 				out.broken = append(out.broken, broken{te.table, nil, j.ruined})
 			}
 		}
+		var sound []int
 		for i, s := range te.table.streams {
 			reason := j.broken[s]
 			if reason == "" {
 				reason = j.ruined
 			}
 			if reason == "" {
-				out.stream(te, i)
+				sound = append(sound, i)
 			} else {
 				out.broken = append(out.broken, broken{te.table, s, reason})
 			}
+		}
+		if len(sound) > 0 {
+			out.streams(te, sound)
 		}
 	}
 	return &out, nil
@@ -100,28 +104,36 @@ func (o *outcome) mirror(te *tableEvents) {
 	o.writes = append(o.writes, w)
 }
 
-func (o *outcome) stream(te *tableEvents, i int) {
-	s := te.table.streams[i]
-	w := write{table: te.table, stream: s}
+// streams distributes events, which were judged for them, to the logs of streams, given by their positions.
+func (o *outcome) streams(te *tableEvents, which []int) {
+	items := make([][]item, len(te.table.streams))
 	for j := range te.events {
 		e := &te.events[j]
-		if e.problem != "" {
-			o.flaws = append(o.flaws, flaw{te.table, s, e, codeProblem, e.problem, false})
-			continue
-		}
-		it, ok, lost, noted := e.judgedBy(i, te.table, s)
-		if ok {
-			w.items = append(w.items, it)
-		}
-		if lost != nil {
-			o.flaws = append(o.flaws, flaw{te.table, s, e, lost.Code, lost.Message, false})
-		}
-		if noted != nil {
-			o.flaws = append(o.flaws, flaw{te.table, s, e, noted.Code, "the old row: " + noted.Message, true})
+		nothing := e.plainlyNothing()
+		for _, i := range which {
+			s := te.table.streams[i]
+			switch {
+			case nothing(i):
+				continue
+			case e.problem != "":
+				o.flaws = append(o.flaws, flaw{te.table, s, e, codeProblem, e.problem, false})
+				continue
+			}
+			it, ok, lost, noted := e.judgedBy(i, te.table, s)
+			if ok {
+				items[i] = append(items[i], it)
+			}
+			if lost != nil {
+				o.flaws = append(o.flaws, flaw{te.table, s, e, lost.Code, lost.Message, false})
+			}
+			if noted != nil {
+				o.flaws = append(o.flaws, flaw{te.table, s, e, noted.Code, "the old row: " + noted.Message, true})
+			}
 		}
 	}
-	w.effective = w.items
-	o.writes = append(o.writes, w)
+	for _, i := range which {
+		o.writes = append(o.writes, write{table: te.table, stream: te.table.streams[i], items: items[i], effective: items[i]})
+	}
 }
 
 // codeProblem is PostgreSQL's object_not_in_prerequisite_state, for events that the log did not carry whole.
@@ -146,21 +158,24 @@ func (w *write) statement(items []item) (string, []any) {
 	return w.stream.sql, streamArgs(items)
 }
 
-// finish reads the result of the statement and counts it.
-func (t *Target) finish(w *write, q interface {
-	Exec() (pgconn.CommandTag, error)
-	QueryRow() pgx.Row
-},
-) error {
-	if w.stream == nil {
-		tag, err := q.Exec()
-		t.done.mirrorRows += tag.RowsAffected()
-		return err
+// queue puts a statement for some events into a batch, and counts what it writes.
+func (t *Target) queue(batch *pgx.Batch, w *write, items []item) {
+	sql, args := w.statement(items)
+	written := &t.done.mirrorRows
+	if w.stream != nil {
+		written = &t.done.events
 	}
-	var n int64
-	err := q.QueryRow().Scan(&n)
-	t.done.events += n
-	return err
+	batch.Queue(sql, args...).Exec(func(tag pgconn.CommandTag) error {
+		*written += tag.RowsAffected()
+		return nil
+	})
+}
+
+// queueCounts puts the statement that counts events, so many of each stream, into a batch.
+func queueCounts(batch *pgx.Batch, streams, events []int64) {
+	if len(streams) > 0 {
+		batch.Queue(countSQL, streams, events)
+	}
 }
 
 // write writes a plan: all of it in one round trip if nothing is wrong with it, otherwise piece by piece. In the last attempt
@@ -173,7 +188,7 @@ func (t *Target) write(ctx context.Context, tx pgx.Tx, p *plan, last bool) error
 	before := t.done.clone()
 	err = t.writeAtOnce(ctx, tx, p, out.writes)
 	if errors.Is(err, errStanding) {
-		if _, err := tx.Exec(ctx, "ROLLBACK TO SAVEPOINT koldproxy_run"); err != nil {
+		if _, err := tx.Exec(ctx, undoRun); err != nil {
 			return err
 		}
 		t.done = before.clone()
@@ -188,7 +203,7 @@ func (t *Target) write(ctx context.Context, tx pgx.Tx, p *plan, last bool) error
 				return errStale
 			}
 		}
-		if _, err := tx.Exec(ctx, "ROLLBACK TO SAVEPOINT koldproxy_run"); err != nil {
+		if _, err := tx.Exec(ctx, undoRun); err != nil {
 			return err
 		}
 		t.done = before
@@ -220,6 +235,7 @@ func (t *Target) write(ctx context.Context, tx pgx.Tx, p *plan, last bool) error
 // writeAtOnce writes everything, in the form that is best for the server.
 func (t *Target) writeAtOnce(ctx context.Context, tx pgx.Tx, p *plan, writes []write) error {
 	var batch pgx.Batch
+	var streams, events []int64
 	for i := range writes {
 		w := &writes[i]
 		if len(w.standing) > 0 {
@@ -242,10 +258,12 @@ func (t *Target) writeAtOnce(ctx context.Context, tx pgx.Tx, p *plan, writes []w
 		if err := t.makeRoomFor(ctx, tx, w); err != nil {
 			return err
 		}
-		sql, args := w.statement(w.effective)
-		q := batch.Queue(sql, args...)
-		q.Fn = func(br pgx.BatchResults) error { return t.finish(w, br) }
+		t.queue(&batch, w, w.effective)
+		if w.stream != nil {
+			streams, events = append(streams, w.stream.id), append(events, int64(len(w.effective)))
+		}
 	}
+	queueCounts(&batch, streams, events)
 	if err := sendAndCheck(ctx, tx, &batch, p); err != nil {
 		return err
 	}
@@ -259,8 +277,10 @@ func (t *Target) writeMissing(ctx context.Context, tx pgx.Tx, p *plan, writes []
 		w := &writes[i]
 		if w.updated < int64(len(w.standing)) {
 			m := w.table.mirror
-			q := batch.Queue(m.missing, mirrorArgs(m, w.standing)...)
-			q.Fn = func(br pgx.BatchResults) error { return t.finish(w, br) }
+			batch.Queue(m.missing, mirrorArgs(m, w.standing)...).Exec(func(tag pgconn.CommandTag) error {
+				t.done.mirrorRows += tag.RowsAffected()
+				return nil
+			})
 		}
 	}
 	if batch.Len() == 0 {
@@ -318,8 +338,12 @@ func (t *Target) writePart(ctx context.Context, tx pgx.Tx, w *write, items []ite
 	}
 	before := t.done.clone()
 	err := pgx.BeginFunc(ctx, tx, func(part pgx.Tx) error { // a savepoint
-		sql, args := w.statement(items)
-		return t.finish(w, &single{ctx: ctx, tx: part, sql: sql, args: args})
+		var batch pgx.Batch
+		t.queue(&batch, w, items)
+		if w.stream != nil {
+			queueCounts(&batch, []int64{w.stream.id}, []int64{int64(len(items))})
+		}
+		return part.SendBatch(ctx, &batch).Close()
 	})
 	if err == nil {
 		return nil
@@ -340,17 +364,6 @@ func (t *Target) writePart(ctx context.Context, tx pgx.Tx, w *write, items []ite
 	}
 	return t.writePart(ctx, tx, w, items[half:], out)
 }
-
-// single makes one statement look like one of a batch.
-type single struct {
-	ctx  context.Context //nolint:containedctx // lives for one call
-	tx   pgx.Tx
-	sql  string
-	args []any
-}
-
-func (s *single) Exec() (pgconn.CommandTag, error) { return s.tx.Exec(s.ctx, s.sql, s.args...) }
-func (s *single) QueryRow() pgx.Row                { return s.tx.QueryRow(s.ctx, s.sql, s.args...) }
 
 // putAside notes a row, as a literal, that could not become what it should. stream is nil if that is a row of the mirror.
 func (t *Target) putAside(

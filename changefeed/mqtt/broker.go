@@ -262,6 +262,9 @@ func (b *Broker) Publish(topic string, payload []byte) {
 // Consumers is the number of connected clients with a subscription that matches topic, whether or not they may read it.
 func (b *Broker) Consumers(topic string) int { return b.router.route(topic).consumers }
 
+// Wants says whether the topic has consumers.
+func (b *Broker) Wants(topic string) bool { return b.Consumers(topic) > 0 }
+
 // beginServing starts the dispatcher with the first listener.
 func (b *Broker) beginServing() {
 	b.mu.Lock()

@@ -112,6 +112,9 @@ func (r *Relay) Publish(topic string, payload []byte) {
 // Consumers is 0: the other broker does not tell.
 func (r *Relay) Consumers(string) int { return 0 }
 
+// Wants is true for the same reason.
+func (r *Relay) Wants(string) bool { return true }
+
 // Run publishes until ctx ends, then returns nil.
 func (r *Relay) Run(ctx context.Context) error {
 	up := make(chan struct{}, 1)

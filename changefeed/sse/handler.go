@@ -84,6 +84,9 @@ func (h *Handler) Publish(topic string, _ []byte) { h.hub.wake(topic) }
 // Consumers is the number of clients of a topic.
 func (h *Handler) Consumers(topic string) int { return h.hub.count(topic) }
 
+// Wants says whether the topic has clients.
+func (h *Handler) Wants(topic string) bool { return h.Consumers(topic) > 0 }
+
 // ServeHTTP answers with events until the client goes, the right ends, or the server does.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	topic := koldproxy.TopicRoot + "/" + r.PathValue("db") + "/" + r.PathValue("name")

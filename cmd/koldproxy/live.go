@@ -32,6 +32,10 @@ func (p publishers) Consumers(topic string) (n int) {
 	return n
 }
 
+func (p publishers) Wants(topic string) bool {
+	return slices.ContainsFunc(p, func(one changefeed.Publisher) bool { return one.Wants(topic) })
+}
+
 // local are those whose subscribers are connected to this instance. The others are told by the instance that leads.
 func (p publishers) local() publishers {
 	return slices.DeleteFunc(slices.Clone(p), func(one changefeed.Publisher) bool {
