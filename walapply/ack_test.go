@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/koldproxy/koldproxy"
 	"github.com/koldproxy/koldproxy/internal/localpg"
 	"github.com/koldproxy/koldproxy/walapply"
@@ -190,4 +192,36 @@ func TestUnknownOutcomeOfACommit(t *testing.T) {
 	d.exec(`INSERT INTO t VALUES (2)`)
 	d.awaitApplied()
 	d.equal(d.lines(), []string{"INSERT t (1)", "INSERT t (2)"})
+}
+
+// The checkpoint and the COMMIT travel together; if the checkpoint is not what it was, nothing of the transaction stays.
+func TestMovedCheckpointStopsTheCommitBehindIt(t *testing.T) {
+	t.Parallel()
+	for name, set := range map[string]string{"another epoch": "epoch = epoch + 1", "another watermark": "watermark = watermark + 1"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := newDatabase(t, localpg.TestCluster(t))
+			d.exec(`CREATE TABLE t (id int PRIMARY KEY); ALTER PUBLICATION koldproxy ADD TABLE t`)
+			other, err := pgx.Connect(t.Context(), d.dsn)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer other.Close(context.Background())
+			var calls atomic.Int64
+			rec := &recorder{before: func(ctx context.Context, _ []koldproxy.Change) error {
+				if calls.Add(1) > 1 {
+					return nil
+				}
+				_, err := other.Exec(ctx, `UPDATE koldstore.checkpoint SET `+set)
+				return err
+			}}
+			d.startStreaming(rec)
+			d.exec(`INSERT INTO t VALUES (1)`)
+			d.awaitApplied()
+			d.equal(d.lines(), []string{"INSERT t (1)"})
+			if n := calls.Load(); n != 2 {
+				t.Errorf("it was applied %d times, want once in vain and once for good", n)
+			}
+		})
+	}
 }

@@ -26,9 +26,11 @@ type Target interface {
 	// the same changes come again, from the first chunk on.
 	Apply(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, changes []koldproxy.Change) error
 	// Background does one bounded unit of work that must be serialized with applying (a page of a seed) and says
-	// whether more is waiting. It is called after Reset, after Apply, after [Applier.Poke] and while there is more, but
-	// only between batches.
+	// whether more is waiting. It is called after Reset, after Apply if it is Due, after [Applier.Poke] and while there is more,
+	// but only between batches.
 	Background(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence) (more bool, err error)
+	// Due says whether Background may have something to do, so that it need not be asked in a transaction. It must not block.
+	Due() bool
 	// Committed is called after the transaction of the last Apply or Background calls has committed. It must not block.
 	Committed()
 	// Close gives up connections and the like that the target holds on its own; called whenever applying ends, for

@@ -208,9 +208,11 @@ func (l *applyLoop) commit(ctx context.Context, m *message) error {
 // eagerRows is up to how many rows of a source transaction every one is taken in as it comes. The end of a larger one is not near.
 const eagerRows = 256
 
-// Those who are late by minutes are not helped by small batches, which are dear: a batch waits for an eighth of the time that it is
-// late anyway, up to this.
+// Small batches are dear, and whoever is late may be so because of them. So a batch waits as long again as it is late, up to lateLinger, and
+// batches grow until they are cheap enough for the load: if an eighth of the lateness had to be as long, it would be eight times that. Those
+// who are later still wait for an eighth of it, up to maxLinger.
 const (
+	lateLinger  = 25 * time.Millisecond
 	lingerShare = 8
 	maxLinger   = 250 * time.Millisecond
 )
@@ -220,13 +222,13 @@ func (l *applyLoop) linger() time.Duration {
 	if l.a.cfg.Linger == 0 {
 		return 0
 	}
-	return max(l.a.cfg.Linger, min(l.behind/lingerShare, maxLinger))
+	return max(l.a.cfg.Linger, min(l.behind, lateLinger), min(l.behind/lingerShare, maxLinger))
 }
 
 // worthWaiting is for how long a batch should wait for more, though nothing has arrived: not at all unless there is a backlog, of
 // which the server is still sending.
 func (l *applyLoop) worthWaiting() time.Duration {
-	if l.whole == 0 || l.tx != nil || l.caughtUp > 0 || l.behind/lingerShare <= l.a.cfg.Linger {
+	if l.whole == 0 || l.tx != nil || l.caughtUp > 0 || l.behind <= l.a.cfg.Linger {
 		return 0
 	}
 	return l.linger() - time.Since(l.oldest)
@@ -305,13 +307,10 @@ func (l *applyLoop) applyPending(ctx context.Context, tx pgx.Tx, n int) error {
 // finish moves the checkpoint to end, commits and acknowledges.
 func (l *applyLoop) finish(ctx context.Context) error {
 	n := next{applied: l.end, watermark: l.seqs.Watermark(), rows: l.txRows, told: max(l.end, l.caughtUp) + toldStep}
-	if err := l.cp.advance(ctx, l.tx, n); err != nil {
+	if err := l.cp.advance(ctx, l.conn, n); err != nil {
 		return err
 	}
-	if err := l.commitTx(ctx, n); err != nil {
-		return err
-	}
-	l.background = true
+	l.committed(n)
 	m := l.a.metrics
 	m.rows.Add(float64(l.txRows))
 	m.transactions.Add(float64(l.transactions))
@@ -320,20 +319,16 @@ func (l *applyLoop) finish(ctx context.Context) error {
 	l.transactions = 0
 	err := l.acknowledge(ctx)
 	l.a.target.Committed()
+	l.background = l.background || l.a.target.Due()
 	l.retry.passed(l.cp.applied)
 	return err
 }
 
-// commitTx commits tx and makes n what this session knows of the checkpoint.
-func (l *applyLoop) commitTx(ctx context.Context, n next) error {
-	err := l.tx.Commit(ctx)
-	if err != nil {
-		return fmt.Errorf("commit an apply transaction: %w", err)
-	}
+// committed notes that tx is over, and makes n what this session knows of the checkpoint.
+func (l *applyLoop) committed(n next) {
 	l.tx = nil
 	l.busySince.Store(0)
 	l.cp.applied, l.cp.watermark, l.cp.told = n.applied, n.watermark, n.told
-	return nil
 }
 
 // acknowledge tells the server about end, or about the end of log that was seen after it.
@@ -382,13 +377,14 @@ func (l *applyLoop) betweenBatches(ctx context.Context) error {
 		return fmt.Errorf("background work: %w", err)
 	}
 	if wrote || n.watermark != l.cp.watermark {
-		if err := l.cp.advance(ctx, l.tx, n); err != nil {
-			return err
-		}
+		err = l.cp.advance(ctx, l.conn, n)
+	} else {
+		err = l.tx.Commit(ctx)
 	}
-	if err := l.commitTx(ctx, n); err != nil {
-		return err
+	if err != nil {
+		return fmt.Errorf("background work: %w", err)
 	}
+	l.committed(n)
 	l.a.target.Committed()
 	l.background, l.lastBackground = more, time.Now()
 	return nil

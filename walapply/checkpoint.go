@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/koldproxy/koldproxy"
 )
@@ -126,28 +127,50 @@ type next struct {
 	told      koldproxy.LSN
 }
 
-// advance moves the row inside an apply transaction, from exactly what cp says to n. cp itself stays as it is: the
-// transaction has not committed yet.
-func (cp *checkpoint) advance(ctx context.Context, tx pgx.Tx, n next) error {
-	tag, err := tx.Exec(ctx, `UPDATE koldstore.checkpoint
+// advance moves the row from exactly what cp says to n, and commits the apply transaction that is open on conn. Both travel at once:
+// should the row not be as expected, the division fails, and the server passes over the COMMIT. After an error the transaction
+// has not committed, unless the connection is gone, which leaves that open. cp itself stays as it is.
+func (cp *checkpoint) advance(ctx context.Context, conn *pgx.Conn, n next) error {
+	var batch pgx.Batch
+	moved := true
+	batch.Queue(`WITH moved AS (UPDATE koldstore.checkpoint
 		SET applied_lsn = $1::text::pg_lsn, watermark = $2, rows_applied = rows_applied + $3, applied_at = clock_timestamp(), told_lsn = $4::text::pg_lsn
-		WHERE epoch = $5 AND applied_lsn = $6::text::pg_lsn AND watermark = $7`,
-		n.applied.String(), n.watermark, n.rows, n.told.String(), cp.epoch, cp.applied.String(), cp.watermark)
-	if err != nil {
-		return fmt.Errorf("move the checkpoint: %w", err)
-	}
-	if tag.RowsAffected() == 1 {
+		WHERE epoch = $5 AND applied_lsn = $6::text::pg_lsn AND watermark = $7 RETURNING 1)
+		SELECT 1 / count(*) FROM moved`,
+		n.applied.String(), n.watermark, n.rows, n.told.String(), cp.epoch, cp.applied.String(), cp.watermark).QueryRow(func(row pgx.Row) error {
+		var one int
+		err := row.Scan(&one)
+		moved = sqlState(err) != codeDivisionByZero
+		return err
+	})
+	batch.Queue(`COMMIT`).Exec(func(tag pgconn.CommandTag) error {
+		if tag.String() != "COMMIT" {
+			return pgx.ErrTxCommitRollback
+		}
 		return nil
+	})
+	err := conn.SendBatch(ctx, &batch).Close()
+	switch {
+	case err == nil:
+		return nil
+	case moved:
+		return fmt.Errorf("move the checkpoint and commit: %w", err)
 	}
 	var epoch int64
-	if err := tx.QueryRow(ctx, `SELECT epoch FROM koldstore.checkpoint`).Scan(&epoch); err != nil {
-		return fmt.Errorf("move the checkpoint: %w", err)
+	if _, err = conn.Exec(ctx, `ROLLBACK`); err == nil {
+		err = conn.QueryRow(ctx, `SELECT epoch FROM koldstore.checkpoint`).Scan(&epoch)
 	}
-	if epoch != cp.epoch {
+	switch {
+	case err != nil:
+		return fmt.Errorf("look for who has moved the checkpoint: %w", err)
+	case epoch != cp.epoch:
 		return ErrNotLeader
 	}
 	return errCheckpointMoved
 }
+
+// codeDivisionByZero is PostgreSQL's division_by_zero.
+const codeDivisionByZero = "22012"
 
 // fence fails with ErrNotLeader unless epoch is the current one, and keeps it current until tx ends. It does not conflict
 // with apply transactions.

@@ -299,6 +299,8 @@ func (r *auditRecorder) Apply(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Se
 
 func (r *auditRecorder) Close() {}
 
+func (r *auditRecorder) Due() bool { return true }
+
 func (r *auditRecorder) Background(_ context.Context, _ pgx.Tx, seqs *koldproxy.Sequence) (bool, error) {
 	seqs.Reserve(1, time.Now())
 	return false, nil

@@ -213,6 +213,8 @@ func (r *recorder) Apply(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequenc
 
 func (r *recorder) Close() {}
 
+func (r *recorder) Due() bool { return true }
+
 func (r *recorder) Background(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence) (bool, error) {
 	r.mu.Lock()
 	r.units++
