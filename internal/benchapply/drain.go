@@ -278,12 +278,15 @@ func (d *database) drain(ctx context.Context, end, perfFile string) (s spent, er
 	if err != nil {
 		return s, err
 	}
-	err = await(ctx, d.source, pollPause, `SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM pg_replication_slots WHERE slot_name LIKE 'koldproxy%' AND database = current_database()`, end)
+	err = await(ctx, d.source, pollPause, slotPassedSQL, end)
 	s.time = time.Since(begun)
 	after, cpuErr := d.cpu()
 	s.cpu = after - before
 	return s, errors.Join(err, cpuErr, perf(), d.stop())
 }
+
+// slotPassedSQL asks whether koldproxy's slot is past a position.
+const slotPassedSQL = `SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM pg_replication_slots WHERE slot_name LIKE 'koldproxy%' AND database = current_database()`
 
 // pollPause is how often the end of a drain is looked for.
 const pollPause = 10 * time.Millisecond

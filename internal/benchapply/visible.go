@@ -48,8 +48,8 @@ func latencies(ctx context.Context, b *bench) (err error) {
 	for _, load := range []int{0, 5000} {
 		for _, way := range []struct{ name, sql string }{
 			// The cursor is just before the row, so that the cost of a look does not grow with the load.
-			{"changes_since", `SELECT EXISTS (SELECT FROM koldstore.t0__cl m CROSS JOIN LATERAL koldstore.changes_since('t0', m.seq - 1, 1) c WHERE m.id = $1 AND c.pk = jsonb_build_object('id', $1::bigint))`},
-			{"stream log", `SELECT EXISTS (SELECT FROM _stream_s0 WHERE id > (SELECT koldstore.event_id(c.watermark - (5000::bigint << 22), '0/0') FROM koldstore.checkpoint c) AND k = to_jsonb($1::bigint))`},
+			{"changes_since", `SELECT EXISTS (SELECT FROM koldstore.t0__cl m CROSS JOIN LATERAL koldstore.changes_since('t0', m.seq - 1, 1) c WHERE m.id = $1 AND c.pk = jsonb_build_object('id', $1::bigint)) AND $2 <> ''`},
+			{"stream log", inLogSQL},
 		} {
 			seen, err := d.underLoad(ctx, load, func() ([]float64, error) { return d.latency(ctx, way.sql) })
 			if err != nil {
@@ -77,7 +77,11 @@ func (d *database) underLoad(ctx context.Context, rate int, measure func() ([]fl
 	return measure()
 }
 
-// latency inserts rows one by one, each of which matches the stream s0, and asks again and again until one is there.
+// inLogSQL asks whether the log of s0 has an event of a key after an id.
+const inLogSQL = `SELECT EXISTS (SELECT FROM _stream_s0 WHERE id > $2 AND k = to_jsonb($1::bigint))`
+
+// latency inserts rows one by one, each of which matches the stream s0, and asks again and again until one is there. The query gets the
+// row's key and an event id from before it.
 func (d *database) latency(ctx context.Context, sql string) (seen []float64, err error) {
 	writer, err := pgx.Connect(ctx, d.b.cluster.DSN(d.name, "", ""))
 	if err != nil {
@@ -89,11 +93,15 @@ func (d *database) latency(ctx context.Context, sql string) (seen []float64, err
 		return nil, err
 	}
 	for end := time.Now().Add(time.Duration(d.b.seconds) * time.Second); time.Now().Before(end); next++ {
+		from, err := value[string](ctx, writer, `SELECT koldstore.event_id(watermark, '0/0') FROM koldstore.checkpoint`)
+		if err != nil {
+			return nil, err
+		}
 		if _, err := writer.Exec(ctx, `INSERT INTO t0 (id, bucket, amount, at) VALUES ($1, 0, 1, now())`, next); err != nil {
 			return nil, err
 		}
 		committed := time.Now()
-		if err := await(ctx, d.source, 200*time.Microsecond, sql, next); err != nil {
+		if err := await(ctx, d.source, 200*time.Microsecond, sql, next, from); err != nil {
 			return nil, err
 		}
 		seen = append(seen, float64(time.Since(committed).Microseconds())/1000)
