@@ -25,7 +25,7 @@ const (
 	copyFrom = 200
 	// copyPause is for how many batches COPY is not tried after it has failed.
 	copyPause = 64
-	// copyAhead is how many bytes are painted at a time. With less, server and painter would wait for each other all the time.
+	// copyAhead is about how many bytes are painted at a time, so that the server has something to do meanwhile.
 	copyAhead = 1 << 20
 )
 
