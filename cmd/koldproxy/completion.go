@@ -70,7 +70,8 @@ func listNames(ctx context.Context, opts *options, database, sql string) ([]stri
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-// strictCompletion has cobra's completion command refuse shells that it does not know, as every other command refuses its arguments.
+// strictCompletion has cobra's completion command refuse shells that it does not know, as every other command refuses its arguments. The
+// scripts are written to where root's output goes at this moment.
 func strictCompletion(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
 	for _, cmd := range root.Commands() {

@@ -43,6 +43,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	strictCompletion(root)
 	err := root.ExecuteContext(ctx)
 	var usage usageError
 	switch {
@@ -121,7 +122,6 @@ func newRootCommand() *cobra.Command {
 		newConfigCommand(opts),
 		newVersionCommand(),
 	)
-	strictCompletion(root)
 	if err := completeNames(root, opts); err != nil {
 		panic(err) // a command or flag that is not there
 	}
