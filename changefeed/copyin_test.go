@@ -2,6 +2,7 @@ package changefeed
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"slices"
 	"strings"
@@ -97,7 +98,7 @@ func TestCopyStreamIsWhole(t *testing.T) {
 		for {
 			n, err := rows.Read(piece)
 			got = append(got, piece[:n]...)
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				break
 			}
 			if err != nil || n < length {
