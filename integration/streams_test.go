@@ -17,7 +17,7 @@ func TestExpiredEventsAreInvisible(t *testing.T) {
 	t.Parallel()
 	w := newTenant(t)
 	c := w.connect(t)
-	c.exec(`CREATE TABLE orders (id int PRIMARY KEY); CREATE STREAM short ON orders WHEN (id > 0) WITH (retention = '1s');
+	c.exec(`CREATE TABLE orders (id int PRIMARY KEY); CREATE STREAM short ON orders WHEN (id > 0) WITH (retention = '3s');
 		CREATE STREAM long ON orders WHEN (id > 0) WITH (retention = '1h')`)
 	c.exec("INSERT INTO orders VALUES (1)")
 	c.fence()
