@@ -120,6 +120,9 @@ func (d *database) drop(ctx context.Context) error {
 	return nil
 }
 
+// startedSQL says whether koldproxy has its slot: one that is still being made is active as well, and no stream can begin yet.
+const startedSQL = `SELECT EXISTS (SELECT FROM pg_replication_slots WHERE active AND confirmed_flush_lsn IS NOT NULL AND database = current_database())`
+
 // serve starts koldproxy.
 func (d *database) serve(ctx context.Context) error {
 	if d.proxyAddr == "" {

@@ -21,7 +21,7 @@ func (b *bench) smallStreams(ctx context.Context, streams int, set func(*databas
 		err = d.serve(ctx)
 	}
 	if err == nil {
-		err = await(ctx, d.source, 20*time.Millisecond, `SELECT EXISTS (SELECT FROM pg_replication_slots WHERE active AND database = current_database())`)
+		err = await(ctx, d.source, 20*time.Millisecond, startedSQL)
 	}
 	if err == nil {
 		err = d.stream(ctx, streams)

@@ -25,7 +25,7 @@ func (b *bench) small(ctx context.Context, rows, streams int) (*database, error)
 		err = d.serve(ctx)
 	}
 	if err == nil {
-		err = await(ctx, d.source, 20*time.Millisecond, `SELECT EXISTS (SELECT FROM pg_replication_slots WHERE active AND database = current_database())`)
+		err = await(ctx, d.source, 20*time.Millisecond, startedSQL)
 	}
 	if err == nil {
 		err = d.manage(ctx, 1)
@@ -150,7 +150,7 @@ END;
 	if err := d.serve(ctx); err != nil {
 		return err
 	}
-	if err := await(ctx, d.source, 20*time.Millisecond, `SELECT EXISTS (SELECT FROM pg_replication_slots WHERE active AND database = current_database())`); err != nil {
+	if err := await(ctx, d.source, 20*time.Millisecond, startedSQL); err != nil {
 		return err
 	}
 	if err := errors.Join(d.manage(ctx, 1), d.stream(ctx, 2)); err != nil {
