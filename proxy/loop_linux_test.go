@@ -374,3 +374,20 @@ func TestPumpsAlone(t *testing.T) {
 		t.Error("there is a loop")
 	}
 }
+
+// Somebody may want something of a session that the loop has taken and not begun with yet: a drain, a session to be ended.
+func TestLoopIsWokenBeforeASessionBegins(t *testing.T) {
+	t.Parallel()
+	l, err := newLoop(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.close()
+	x := &looped{loop: l, session: &session{draining: true}}
+	x.wake()
+	looked := make(chan bool)
+	l.ask(func() { looked <- x.gone || x.leaving })
+	if <-looked {
+		t.Error("the session left before it began")
+	}
+}

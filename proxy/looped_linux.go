@@ -29,6 +29,7 @@ type looped struct {
 	client  end
 	server  end
 
+	begun   bool // begin has been called
 	sound   bool // no panic has interrupted what is going on
 	leaving bool // the pumps are to go on
 	over    bool // both sides have ended
@@ -190,6 +191,7 @@ func (x *looped) close() {
 
 // begin is the first thing that happens to a session in the loop.
 func (x *looped) begin() {
+	x.begun = true
 	defer x.concluded()
 	defer x.session.server.recovered()
 	for _, e := range []*end{&x.client, &x.server} {
@@ -216,9 +218,9 @@ func (x *looped) begin() {
 // wake has the loop look at the session's flags. Any goroutine may call it.
 func (x *looped) wake() { x.loop.ask(x.attend) }
 
-// attend looks at the session's flags because wake was called.
+// attend looks at the session's flags because wake was called. That may be so before the session begins, which looks at them as well.
 func (x *looped) attend() {
-	if x.gone {
+	if !x.begun || x.gone {
 		return
 	}
 	x.look()
