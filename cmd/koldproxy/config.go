@@ -40,7 +40,8 @@ type config struct {
 		// BatchRows and BatchBytes bound one apply transaction while there is a backlog.
 		BatchRows  int `toml:"batch_rows"`
 		BatchBytes int `toml:"batch_bytes"`
-		// Linger is how long a source transaction may wait for company while more is arriving.
+		// Linger is how long a source transaction may wait for company while more is arriving. While many commit all the time,
+		// koldproxy also rests up to 30 ms between batches, so that the application keeps the processors; 0 turns both off.
 		Linger duration `toml:"linger"`
 		// QueueBytes is how much may be received while a batch is being applied; the server waits beyond it.
 		QueueBytes int `toml:"queue_bytes"`
