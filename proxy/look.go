@@ -32,7 +32,6 @@ func (s *session) rewritten(kind byte, sql []byte) (t *text, out string, changed
 		asks = (asks || r.MayDemand) && r.Refusal == nil
 		out, changed = r.SQL, r.Changed
 	}
-	asks = asks || t.refusal == nil && mentions(input) && defines(sql)
 	for _, st := range t.statements {
 		if st.Tag != "" && t.changed {
 			s.server.metrics.rewritten.WithLabelValues(st.Tag).Inc()
@@ -184,9 +183,6 @@ func mentions(sql string) bool {
 	lower := strings.ToLower(sql)
 	return strings.Contains(lower, "changes_since") || strings.Contains(lower, "flush_table")
 }
-
-// defines says whether a text may define something that calls what stands in a literal of the text: a body.
-func defines(sql []byte) bool { return hasWord(sql, "create") || hasWord(sql, "alter") }
 
 // isDemand reads the demand in the DETAIL of a KS003 and returns its canonical form: what is judged, answered and sealed is that, and
 // never the text that somebody has raised.
