@@ -46,16 +46,21 @@ func (s *Store) doChores(ctx context.Context) (worked bool, err error) {
 	return worked, errors.Join(errs...)
 }
 
+// due says whether it is time for a look, of which at says when it is due, and sets when the next one is.
+func (s *Store) due(at *time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if now.Before(*at) {
+		return false
+	}
+	*at = now.Add(s.cfg.PolicyInterval)
+	return true
+}
+
 // queueDue queues flushes of tables whose policy asks for one.
 func (s *Store) queueDue(ctx context.Context) (bool, error) {
-	now := time.Now()
-	s.mu.Lock()
-	due := !now.Before(s.policyAt)
-	if due {
-		s.policyAt = now.Add(s.cfg.PolicyInterval)
-	}
-	s.mu.Unlock()
-	if !due {
+	if !s.due(&s.policyAt) {
 		return false, nil
 	}
 	rows, err := s.pool.Query(ctx, `SELECT table_oid FROM koldstore.managed_table

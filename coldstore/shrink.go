@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -25,14 +24,7 @@ const (
 
 // shrinkMirrors writes mirrors anew of which flushes have left little but holes, once those have been vacuumed.
 func (s *Store) shrinkMirrors(ctx context.Context) (bool, error) {
-	now := time.Now()
-	s.mu.Lock()
-	due := !now.Before(s.shrinkAt)
-	if due {
-		s.shrinkAt = now.Add(s.cfg.PolicyInterval)
-	}
-	s.mu.Unlock()
-	if !due {
+	if !s.due(&s.shrinkAt) {
 		return false, nil
 	}
 	rows, err := s.pool.Query(ctx, `SELECT m.table_oid FROM koldstore.managed_table m
