@@ -165,10 +165,15 @@ func (t *Target) queue(batch *pgx.Batch, w *write, items []item) {
 	if w.stream != nil {
 		written = &t.done.events
 	}
-	batch.Queue(sql, args...).Exec(func(tag pgconn.CommandTag) error {
+	batch.Queue(sql, args...).Exec(adding(written))
+}
+
+// adding adds the rows that a statement has written.
+func adding(written *int64) func(pgconn.CommandTag) error {
+	return func(tag pgconn.CommandTag) error {
 		*written += tag.RowsAffected()
 		return nil
-	})
+	}
 }
 
 // queueCounts puts the statement that counts events, so many of each stream, into a batch.
@@ -277,10 +282,7 @@ func (t *Target) writeMissing(ctx context.Context, tx pgx.Tx, p *plan, writes []
 		w := &writes[i]
 		if w.updated < int64(len(w.standing)) {
 			m := w.table.mirror
-			batch.Queue(m.missing, mirrorArgs(m, w.standing)...).Exec(func(tag pgconn.CommandTag) error {
-				t.done.mirrorRows += tag.RowsAffected()
-				return nil
-			})
+			batch.Queue(m.missing, mirrorArgs(m, w.standing)...).Exec(adding(&t.done.mirrorRows))
 		}
 	}
 	if batch.Len() == 0 {
