@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/rs/zerolog"
 )
 
 // Anybody may lock the log of a stream (LOCK TABLE asks for no more than a privilege that everybody has), and a session that
@@ -128,15 +127,14 @@ func (w *lockWatch) deal(ctx context.Context, b blocker) (ended bool, err error)
 		}
 		refused = err
 	}
-	if ended {
-		w.a.metrics.terminated.Inc()
+	if b.ours && refused == nil && !ended {
+		return false, nil // it has gone by itself
 	}
-	event := w.a.log.WithLevel(zerolog.WarnLevel).Int32("pid", b.pid).Str("user", b.user).Str("application", b.application).Str("relation", b.relation)
+	event := w.a.log.Warn().Int32("pid", b.pid).Str("user", b.user).Str("application", b.application).Str("relation", b.relation)
 	switch {
 	case ended:
+		w.a.metrics.terminated.Inc()
 		event.Msg("terminated a session that kept the applier waiting for a lock")
-	case b.ours && refused == nil:
-		event.Discard().Send() // it has gone by itself
 	case b.pid == 0:
 		event.Msg("a prepared transaction keeps the applier waiting for a lock; COMMIT PREPARED or ROLLBACK PREPARED ends it")
 	default:
