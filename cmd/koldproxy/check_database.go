@@ -181,13 +181,18 @@ func checkBroken(ctx context.Context, conn *pgx.Conn, name string) []finding {
 			return nil
 		})
 	}
+	return f.unless(findings, err)
+}
+
+// unless is f if nothing else was found, with the error if looking failed.
+func (f finding) unless(found []finding, err error) []finding {
 	if err != nil {
 		f.Result, f.Found, f.Remedy = resultProblem, err.Error(), "see the error"
 	}
-	if err != nil || len(findings) == 0 {
+	if err != nil || len(found) == 0 {
 		return []finding{f}
 	}
-	return findings
+	return found
 }
 
 // checkStorages names registered storages that failed when they were looked at last.
@@ -204,13 +209,7 @@ func checkStorages(ctx context.Context, conn *pgx.Conn, name string) []finding {
 			return nil
 		})
 	}
-	if err != nil {
-		f.Result, f.Found, f.Remedy = resultProblem, err.Error(), "see the error"
-	}
-	if err != nil || len(findings) == 0 {
-		return []finding{f}
-	}
-	return findings
+	return f.unless(findings, err)
 }
 
 // checkTable says whether changes of a table can be captured, as the commands would.
