@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,9 +15,7 @@ import (
 func TestLogOnAStandbyServer(t *testing.T) {
 	t.Parallel()
 	clientTools(t, "pg_basebackup")
-	primary, err := localpg.Start(t.Context(), localpg.Config{})
-	must(t, err)
-	t.Cleanup(func() { must(t, primary.Stop(context.Background())) })
+	primary := localpg.OwnCluster(t, localpg.Config{})
 	s := newService(t, primary, true)
 	inst := s.serve(t)
 	c := s.connect(t, inst)
@@ -34,9 +31,7 @@ func TestLogOnAStandbyServer(t *testing.T) {
 	if out, err := exec.Command("chown", "-R", "--reference="+primary.DataDir, data).CombinedOutput(); err != nil {
 		t.Fatalf("chown: %v %s", err, out)
 	}
-	standby, err := localpg.Start(t.Context(), localpg.Config{Dir: folder, Password: "of the primary"})
-	must(t, err)
-	t.Cleanup(func() { must(t, standby.Stop(context.Background())) })
+	standby := localpg.OwnCluster(t, localpg.Config{Dir: folder, Password: "of the primary"})
 	reader := open(t, standby.DSN(s.database, s.app, s.password))
 	if got := reader.text("SELECT pg_is_in_recovery()"); got != "t" {
 		t.Fatal("this is no standby")

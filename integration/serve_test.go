@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -147,9 +146,7 @@ func TestServe(t *testing.T) {
 // TestServerCrash: koldproxy outlives its server, takes up where it was when the server is back, and lets clients in again.
 func TestServerCrash(t *testing.T) {
 	t.Parallel()
-	cluster, err := localpg.Start(t.Context(), localpg.Config{})
-	must(t, err)
-	t.Cleanup(func() { must(t, cluster.Stop(context.Background())) })
+	cluster := localpg.OwnCluster(t, localpg.Config{})
 	s := newService(t, cluster, true)
 	inst := s.serve(t)
 	app := s.connect(t, inst)

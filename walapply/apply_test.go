@@ -308,16 +308,5 @@ func ownCluster(t testing.TB, settings ...map[string]string) *localpg.Cluster {
 	if len(settings) > 0 {
 		cfg.Settings = settings[0]
 	}
-	cluster, err := localpg.Start(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		if err := cluster.Stop(ctx); err != nil {
-			t.Errorf("stop the cluster: %v", err)
-		}
-	})
-	return cluster
+	return localpg.OwnCluster(t, cfg)
 }

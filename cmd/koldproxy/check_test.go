@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -63,19 +62,11 @@ func expectFindings(t *testing.T, what string, got map[string]finding, want map[
 // Each precondition that a server does not meet is named, with what to do, and doing it is enough.
 func TestCheckNamesWhatAServerLacks(t *testing.T) {
 	t.Parallel()
-	cluster, err := localpg.Start(t.Context(), localpg.Config{
+	cluster := localpg.OwnCluster(t, localpg.Config{
 		Settings: map[string]string{
 			"wal_level": "replica", "max_replication_slots": "0", "max_wal_senders": "1", "max_slot_wal_keep_size": "64MB", "synchronous_standby_names": "*",
 			"synchronous_commit": "local", // or everything here would wait for that standby
 		},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := cluster.Stop(context.Background()); err != nil {
-			t.Error(err)
-		}
 	})
 	dir := t.TempDir()
 	i := &installation{t: t, dsn: cluster.DSN("postgres", "", ""), database: "postgres"}

@@ -227,15 +227,7 @@ func TestInitRefuses(t *testing.T) {
 // The SQL of init makes neither koldproxy nor code of users a superuser, whatever was there before, and takes nobody's password away.
 func TestInitOnAServerInUse(t *testing.T) {
 	t.Parallel()
-	cluster, err := localpg.Start(t.Context(), localpg.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := cluster.Stop(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
+	cluster := localpg.OwnCluster(t, localpg.Config{})
 	admin := connectTo(t, cluster.DSN("postgres", "", ""))
 	for _, sql := range []string{
 		`CREATE ROLE "a$init$b" LOGIN NOINHERIT PASSWORD 'old'`, "CREATE ROLE boss SUPERUSER", "CREATE ROLE shop",

@@ -39,15 +39,7 @@ func (p *process) eventually(what string, ask func() (answer string, right bool)
 // forwards at once, says so to systemd, and each database comes in by itself when it can.
 func TestServeStartsBeforeTheServer(t *testing.T) {
 	t.Parallel()
-	cluster, err := localpg.Start(t.Context(), localpg.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := cluster.Stop(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
+	cluster := localpg.OwnCluster(t, localpg.Config{})
 	admin := connectTo(t, cluster.DSN("postgres", "", ""))
 	do(t, admin, "CREATE DATABASE app")
 	if err := cluster.Kill(t.Context()); err != nil {

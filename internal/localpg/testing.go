@@ -40,7 +40,24 @@ func TestCluster(tb TB) *Cluster {
 	return shared.cluster
 }
 
-// stopTimeout bounds how long the shared cluster may take for a fast shutdown, and a test database to disappear.
+// OwnCluster starts a cluster that is the test's alone, for what disturbs others, and stops it when the test ends.
+func OwnCluster(tb TB, cfg Config) *Cluster {
+	tb.Helper()
+	cluster, err := Start(context.Background(), cfg)
+	if err != nil {
+		tb.Fatalf("%v", err)
+	}
+	tb.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+		defer cancel()
+		if err := cluster.Stop(ctx); err != nil {
+			tb.Errorf("stop the cluster: %v", err)
+		}
+	})
+	return cluster
+}
+
+// stopTimeout bounds how long a cluster of tests may take for a fast shutdown, and a test database to disappear.
 const stopTimeout = 20 * time.Second
 
 // Main is the body of a TestMain: it calls [Run] and exits. Options go to goleak.
