@@ -37,7 +37,8 @@ type databaseNames struct {
 	mu       sync.Mutex
 	set      nameSet // what the catalog has named, and the news; immutable once in use
 	found    []string
-	news     []newName // what sessions have created, and the catalog may not have been asked for since
+	news     []newName   // what sessions have created, and the catalog may not have been asked for since
+	others   definitions // what they have created of which nothing is known
 	asked    time.Time
 	outdated bool // somebody has created something since
 	inFlight bool
@@ -89,17 +90,29 @@ func (d *databaseNames) renew(ctx context.Context, source DemandNames, database 
 	return nil
 }
 
-// collect makes the set anew, without old news.
+// collect makes the set anew, without old news, and with what leads to the new ones.
 func (d *databaseNames) collect() {
-	oldest := time.Now().Add(-newsAge)
-	d.news = slices.DeleteFunc(d.news, func(n newName) bool { return n.at.Before(oldest) })
-	d.set = nameSet{}
+	now := time.Now()
+	d.news = slices.DeleteFunc(d.news, func(n newName) bool { return n.at.Before(now.Add(-newsAge)) })
+	var set nameSet
 	for _, n := range d.found {
-		d.set.add(n)
+		set.add(n)
 	}
 	for _, n := range d.news {
-		d.set.add(n.name)
+		set.add(n.name)
 	}
+	d.note(d.others.leading(&set), now)
+	d.set = set
+}
+
+// note adds to the news what outlives its session. Who may not create anything cannot draw the attention of others.
+func (d *databaseNames) note(list []rewrite.Creation, now time.Time) (noted bool) {
+	for _, c := range list {
+		if !c.Temporary && len(d.news) < maxLearned {
+			d.news, noted = append(d.news, newName{c.Name, now}), true
+		}
+	}
+	return noted
 }
 
 // created has the names asked for again soon. Until then all sessions know what can be used by them.
@@ -107,20 +120,24 @@ func (d *databaseNames) created(list []rewrite.Creation) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.outdated = true
-	before := len(d.news)
-	for _, c := range list {
-		if isLasting(c) && len(d.news) < maxLearned {
-			d.news = append(d.news, newName{c.Name, time.Now()})
-		}
-	}
-	if len(d.news) > before {
+	if d.note(list, time.Now()) {
 		d.collect()
 	}
 }
 
-// isLasting says whether the name of a creation is worth the attention of other sessions: it outlives this one, and the text
-// begins with it, so that the tag says that it is there. Who may not create anything cannot draw it.
-func isLasting(c rewrite.Creation) bool { return c.First && !c.Temporary }
+// defined keeps what was created in case that a name in it turns out to lead to a demand.
+func (d *databaseNames) defined(x definition) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if x.creations = slices.DeleteFunc(slices.Clone(x.creations), func(c rewrite.Creation) bool { return c.Temporary }); len(x.creations) == 0 {
+		return
+	}
+	d.others.add(x)
+	if d.set.in([]byte(x.sql), x.encoding) { // since the text was looked at
+		d.outdated = true
+		d.collect()
+	}
+}
 
 // nameSet finds names in a text. Its zero value has none. Those of catalogs are immutable once in use.
 type nameSet struct {
@@ -216,7 +233,7 @@ func (s *session) prime(ctx context.Context) {
 		return
 	}
 	s.mu.Lock()
-	s.tracker.onCreate = d.created
+	s.tracker.onCreate, s.tracker.onDefine = d.created, d.defined
 	s.mu.Unlock()
 	if _, stale := d.current(time.Now()); stale {
 		ctx, stop := context.WithTimeout(ctx, namesTimeout)
@@ -251,16 +268,4 @@ func (s *session) asks(sql []byte) bool {
 		})
 	}
 	return own || set.in(sql, encoding)
-}
-
-// learn adds what was created to the names of the session, for its statements that come before the catalog is asked again.
-func (t *tracker) learn(list []rewrite.Creation) {
-	for _, c := range list {
-		if t.learned++; t.learned <= maxLearned {
-			t.created.add(c.Name)
-		}
-	}
-	if t.onCreate != nil {
-		t.onCreate(list)
-	}
 }

@@ -60,9 +60,26 @@ func TestNamesThatLeadToADemand(t *testing.T) {
 	mustExec(t, one, "CREATE VIEW v AS SELECT * FROM koldstore.changes_since(1); CREATE FUNCTION count_v() RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FROM v /* changes_since */'")
 	mustExec(t, one, "/* for all */ CREATE VIEW everybodys AS SELECT * FROM v")
 	mustExec(t, one, "ALTER VIEW everybodys RENAME TO all_of_it")
+	// What calls others before they are there, in one text and in several, and in one transaction.
+	mustExec(t, one, "CREATE TABLE traced (n bigint)")
+	mustExec(t, one, "CREATE FUNCTION trace() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.n := later(); RETURN NEW; END'")
+	mustExec(t, one, "CREATE TRIGGER tr BEFORE INSERT ON traced FOR EACH ROW EXECUTE FUNCTION trace()")
+	mustExec(t, one, "/* a /* comment */; */ BEGIN; -- another;\nCREATE FUNCTION even_later() RETURNS bigint LANGUAGE plpgsql AS 'BEGIN RETURN later(); END'; COMMIT")
+	mustExec(t, one, "SELECT 1; CREATE FUNCTION later() RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FROM v'")
+	mustExec(t, one, "BEGIN; CREATE TEMP TABLE own (n bigint)")
+	if _, err := one.Exec(within(t), "CREATE FUNCTION pg_temp.trace() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.n := latest(); RETURN NEW; END'"); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, one, "CREATE TRIGGER tr BEFORE INSERT ON own FOR EACH ROW EXECUTE FUNCTION pg_temp.trace(); CREATE FUNCTION latest() RETURNS bigint LANGUAGE sql AS 'SELECT later()'")
+	var n int
+	if err := one.QueryRow(within(t), "INSERT INTO own VALUES (0) RETURNING n", pgx.QueryExecModeSimpleProtocol).Scan(&n); err != nil || n != 2 {
+		t.Errorf("in the transaction: %d, %v", n, err)
+	}
+	mustExec(t, one, "COMMIT")
 	mustExec(t, one, "CREATE FUNCTION by_body() RETURNS bigint LANGUAGE plpgsql AS 'BEGIN RETURN (SELECT count(*) FROM koldstore.changes_since(1)); END'")
 	for sql, conn := range map[string]*pgx.Conn{
-		"SELECT count(*) FROM all_of_it": other, "SELECT count(*) FROM v": one, "SELECT count_v()": one, "SELECT by_body()": other, "SELECT feed()": other, `SELECT "insert"()`: other, "SELECT public . insert()": other,
+		"SELECT count(*) FROM all_of_it": other, "SELECT count(*) FROM v": one, "SELECT count_v()": one, "SELECT by_body()": other, "SELECT feed()": other,
+		"INSERT INTO traced VALUES (0) RETURNING n": other, "SELECT even_later()": other, `SELECT "insert"()`: other, "SELECT public . insert()": other,
 	} {
 		var n int
 		if err := conn.QueryRow(within(t), sql, pgx.QueryExecModeSimpleProtocol).Scan(&n); err != nil || n != 2 {

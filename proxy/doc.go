@@ -27,7 +27,7 @@
 // until PostgreSQL either completes the statement or raises KS003, whose DETAIL is a demand. The demand goes to the
 // [Fulfiller], the answer is sealed (seal.go) and put in front of the statement, and the statement runs again, with the
 // batch that it belongs to if need be (batch.go). The planner calls functions too, so that Bind is run like this as well as Execute.
-// asking.go knows which names lead to a demand that the text does not show; timeout.go has the session's statement_timeout count
+// asking.go knows which names lead to a demand that the text does not show, defined.go those that were made just now; timeout.go has the session's statement_timeout count
 // meanwhile; budget.go bounds what all sessions hold. For that time one goroutine owns both directions of the session (takeover.go).
 //
 // # TLS and authentication

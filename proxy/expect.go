@@ -43,6 +43,20 @@ func (t *text) statement(n int) rewrite.Statement {
 	return rewrite.Statement{Ordinal: n}
 }
 
+// creations are those of the n-th non-empty statement of the text that was sent.
+func (t *text) creations(n int) []rewrite.Creation {
+	if t.lead > 0 {
+		n--
+	}
+	var list []rewrite.Creation
+	for _, c := range t.creates {
+		if c.Statement == n {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
 // detail is what the tracker has to remember of a message beyond its type. Most messages have none.
 type detail struct {
 	text   *text
@@ -96,9 +110,12 @@ type tracker struct {
 	answered        bool // the server has said something that is part of an answer
 	lasts           bool // something was done that an error behind it may not take back
 
-	created  nameSet                  // what the session has created that may hide a call
-	learned  int                      // how much that was
-	onCreate func([]rewrite.Creation) // is told of it; may be nil
+	created   nameSet                  // what the session has created that may hide a call
+	learned   int                      // how much that was
+	announced definitions              // what it has sent to be created that does not hide one as far as is known
+	others    definitions              // what of it was created in this transaction: later it is for the whole database to know
+	onCreate  func([]rewrite.Creation) // is told of what may hide a call; may be nil
+	onDefine  func(definition)         // is told of the others; may be nil
 
 	watchful   bool // demands that reach the client are noticed
 	suspicious bool // one has: any statement of this session may demand

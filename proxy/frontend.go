@@ -258,7 +258,7 @@ const maxLoopedText = 16 << 10
 // takesLong says whether looking at a message would keep a loop busy for long.
 func (s *session) takesLong(kind byte, seen []byte) bool {
 	return s.intercept && len(seen) > maxLoopedText && (kind == msgQuery || kind == msgParse) &&
-		(rewrite.NeedsLook(seen[headerLen:]) || s.asks(seen[headerLen:]))
+		(rewrite.NeedsLook(seen[headerLen:]) || rewrite.Defines(seen[headerLen:]) || s.asks(seen[headerLen:]))
 }
 
 // looked is what became of looking at a message of the client.

@@ -16,8 +16,8 @@ func (s *session) rewritten(kind byte, sql []byte) (t *text, out string, changed
 	asks := s.asks(sql) || s.prepared && hasWord(sql, "execute")
 	options, suspicious := s.rewriteOptions(kind)
 	asks = asks || suspicious
-	known := rewrite.NeedsLook(sql)
-	if !known && !asks {
+	known, defines := rewrite.NeedsLook(sql), s.names != nil && rewrite.Defines(sql)
+	if !known && !asks && !defines {
 		return nil, "", false
 	}
 	input := string(sql)
@@ -41,6 +41,8 @@ func (s *session) rewritten(kind byte, sql []byte) (t *text, out string, changed
 	if asks && s.server.deps.Fulfiller != nil {
 		t.classify(input, options)
 		t.ownWay = t.ownWay || s.preparedLasting && hasWord(sql, "execute")
+	} else if defines && t.refusal == nil {
+		s.defining(input, options)
 	}
 	if (mentions(input) || asks) && hasWord(sql, "prepare") {
 		s.prepared = true

@@ -69,6 +69,7 @@ func (t *tracker) received(typ byte, body []byte) origin {
 		o := t.originOf(t.head())
 		if t.watchful && o.text == nil && bytes.Contains(body, demandCode) {
 			t.suspicious, t.demanded = true, true
+			t.learn(nil) // the catalog knows more
 		}
 		t.failed()
 		return o
@@ -169,8 +170,13 @@ func (t *tracker) completed(e *entry, typ byte, body []byte) {
 	if typ == msgComplete && body != nil {
 		tag := string(bytes.TrimRight(body, "\x00"))
 		t.tagged(tag)
-		if x := t.textOf(e); x != nil && len(x.creates) > 0 && isCreation(tag) {
-			t.learn(x.creates)
+		if x := t.textOf(e); x != nil && isCreation(tag) {
+			if list := x.creations(t.queue.done); len(list) > 0 {
+				t.learn(list)
+			}
+		}
+		if len(t.announced.list) > 0 && (strings.HasPrefix(tag, "CREATE ") || strings.HasPrefix(tag, "ALTER ")) {
+			t.define()
 		}
 	}
 	if e.kind == msgQuery {
@@ -282,6 +288,9 @@ func (t *tracker) ready(body []byte) {
 		return
 	}
 	t.status, t.block = body[0], body[0]
+	if t.status == 'I' {
+		t.others = definitions{}
+	}
 	if t.named && t.status == 'I' { // portals end with their transaction
 		clear(t.portals)
 		if t.settled() {

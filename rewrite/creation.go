@@ -9,8 +9,8 @@ type Creation struct {
 	Name string
 	// Temporary says that the name is the session's own.
 	Temporary bool
-	// First says that the text begins with the statement.
-	First bool
+	// Statement is the position of the creating statement among the non-empty ones of the text, from 0 on.
+	Statement int
 }
 
 // creations are those of a text.
@@ -30,7 +30,7 @@ func (s *source) creations(statements []statementRange) (all []Creation) {
 			all = s.created(all, st)
 		}
 		for i := range all[before:] {
-			all[before+i].First = n == 0
+			all[before+i].Statement = n
 		}
 	}
 	return all

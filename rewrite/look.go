@@ -1,5 +1,10 @@
 package rewrite
 
+import (
+	"bytes"
+	"strings"
+)
+
 // triggers are the words without which no text is of interest. The last one begins an identifier with escapes, which
 // can spell any name.
 var triggers = [...]string{"stream", "koldstore", "after", "topic", "changes_since", "flush_table", `u&"`}
@@ -34,6 +39,66 @@ func NeedsLook(body []byte) bool {
 		}
 	}
 	return false
+}
+
+// Defines says whether a statement of body seems to begin with CREATE or ALTER, so that somebody may call or use what it makes. A
+// semicolon in a literal is taken for the end of a statement. It does not allocate and reads every byte at most a few times.
+func Defines(body []byte) bool {
+	for {
+		body = body[skipBlank(body):]
+		if hasPrefixFold(body, "create") || hasPrefixFold(body, "alter") {
+			return true
+		}
+		end := bytes.IndexByte(body, ';')
+		if end < 0 {
+			return false
+		}
+		body = body[end+1:]
+	}
+}
+
+// skipBlank is the length of the white space and comments in front of a text, of all of it when a comment has no end.
+func skipBlank(body []byte) (n int) {
+	for n < len(body) {
+		rest := body[n:]
+		switch {
+		case strings.IndexByte(" \t\r\n\f\v", rest[0]) >= 0:
+			n++
+		case hasPrefixFold(rest, "--"):
+			end := bytes.IndexAny(rest, "\r\n")
+			if end < 0 {
+				return len(body)
+			}
+			n += end
+		case hasPrefixFold(rest, "/*"):
+			end := commentEnd(rest)
+			if end < 0 {
+				return len(body)
+			}
+			n += end
+		default:
+			return n
+		}
+	}
+	return n
+}
+
+// commentEnd is the length of the comment in brackets that a text begins with, those in it included; -1 without an end.
+func commentEnd(text []byte) int {
+	depth := 0
+	for i := 0; i+1 < len(text); i++ {
+		switch {
+		case text[i] == '/' && text[i+1] == '*':
+			depth++
+			i++
+		case text[i] == '*' && text[i+1] == '/':
+			if depth--; depth == 0 {
+				return i + 2
+			}
+			i++
+		}
+	}
+	return -1
 }
 
 // worthScanning is a closer look, before the scanner is asked: whether a trigger stands where it could mean something to

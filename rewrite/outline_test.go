@@ -20,8 +20,8 @@ func TestOutline(t *testing.T) {
 		`SELECT E'a\'; DROP TABLE t; --'`: {Statements: 1, Command: "select"},
 		"SELECT $a$ $b$ ; $a$, $b$;$b$":   {Statements: 1, Command: "select"},
 		`SELECT ";""; "`:                  {Statements: 1, Command: "select"},
-		"CREATE FUNCTION f() RETURNS int BEGIN ATOMIC SELECT 1; SELECT CASE WHEN true THEN 1 END; END; SELECT 2": {Statements: 2, Command: "create", Creations: []Creation{{Name: "f", First: true}}},
-		"CREATE RULE r AS ON INSERT TO t DO (SELECT 1; SELECT 2)":                                                {Statements: 1, Command: "create", Creations: []Creation{{Name: "t", First: true}}},
+		"CREATE FUNCTION f() RETURNS int BEGIN ATOMIC SELECT 1; SELECT CASE WHEN true THEN 1 END; END; SELECT 2": {Statements: 2, Command: "create", Creations: []Creation{{Name: "f"}}},
+		"CREATE RULE r AS ON INSERT TO t DO (SELECT 1; SELECT 2)":                                                {Statements: 1, Command: "create", Creations: []Creation{{Name: "t"}}},
 		"DECLARE c CURSOR FOR SELECT 1":                                                                          {Statements: 1, Command: "declare", Cursor: "c"},
 		"declare/**/\"a \"\"b\"/**/cursor for select 1":                                                          {Statements: 1, Command: "declare", Cursor: `"a ""b"`},
 		"DECLARE insensitive CURSOR FOR SELECT 1":                                                                {Statements: 1, Command: "declare", Cursor: "insensitive"},
@@ -73,11 +73,11 @@ func TestCreations(t *testing.T) {
 	t.Parallel()
 	first := func(names ...string) (list []Creation) {
 		for _, n := range names {
-			list = append(list, Creation{Name: n, First: true})
+			list = append(list, Creation{Name: n})
 		}
 		return list
 	}
-	temporary := func(name string) []Creation { return []Creation{{Name: name, Temporary: true, First: true}} }
+	temporary := func(name string) []Creation { return []Creation{{Name: name, Temporary: true}} }
 	for sql, want := range map[string][]Creation{
 		"CREATE VIEW v AS SELECT":                                                            first("v"),
 		"create or replace  view\n s.V (a, b) as select":                                     first("v"),
@@ -117,7 +117,7 @@ func TestCreations(t *testing.T) {
 		}
 	}
 	o, _ := OutlineOf("CREATE PROCEDURE p() LANGUAGE sql AS ''; CREATE VIEW w AS SELECT 1", conforming)
-	if want := []Creation{{Name: "p", First: true}, {Name: "w"}}; !slices.Equal(o.Creations, want) {
+	if want := []Creation{{Name: "p"}, {Name: "w", Statement: 1}}; !slices.Equal(o.Creations, want) {
 		t.Errorf("%+v", o.Creations)
 	}
 	o, _ = OutlineOf("CREATE VIEW \"\x83\x5c\" AS SELECT 1", Options{ConformingStrings: true, ClientEncoding: "SJIS"})
