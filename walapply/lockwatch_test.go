@@ -98,7 +98,7 @@ func TestBlockersAreNamedAndEndedIfThatIsAllowed(t *testing.T) {
 		return lines
 	}
 	d.await("the other one to be named", func() bool { return len(named()) > 0 })
-	for _, want := range []string{`"user":"` + strong.Config().User + `"`, `"application":"nightly report"`, `"relation":"public.recorded"`, `superuser`} {
+	for _, want := range []string{`"user":"` + strong.Config().User + `"`, `"application":"nightly report"`, `"relation":"public.recorded"`, `SQLSTATE 42501`} {
 		if !strings.Contains(named()[0], want) {
 			t.Errorf("nothing about %s in %s", want, named()[0])
 		}
