@@ -20,15 +20,17 @@ import (
 //	cold     each row in cold storage that the mirror does not have: the same. Those that are right go to a scratch table
 //	table    each row of the table, as a seed does: is it in the mirror or in the scratch table?
 //
-// What differs is written as a new change. A page shows the table as it is now, which may be ahead of the log; the changes that
-// are still to come bring the mirror to the same rows. For that every change behind the beginning of the healing has to be in the log,
-// so it begins at a place of the log: that of a new slot, or of a marker.
+// What differs is written as a new change, and so is what is below the floor, where the cursor of a reader who begins anew would be
+// refused. A page shows the table as it is now, which may be ahead of the log; the changes that are still to come bring the mirror to the
+// same rows. For that every change behind the beginning of the healing has to be in the log, so it begins at a place of the log: that
+// of a new slot, or of a marker.
 //
 // Rows move from the mirror to cold storage meanwhile, never back, so going from one to the other none is missed.
 type healing struct {
 	step       string
 	seq        int64 // the last seq that has been looked at in this step
 	through    int64 // the last one that is looked at: what is above was written after the beginning, and is right
+	floor      int64
 	generation int64
 }
 
@@ -75,7 +77,7 @@ func (t *Target) healPage(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequen
 	if err != nil {
 		return err
 	}
-	written, err := t.compare(ctx, tx, seqs, tab, rows, last)
+	written, err := t.compare(ctx, tx, seqs, tab, rows, h.floor, last)
 	if err != nil {
 		return err
 	}
@@ -181,8 +183,8 @@ func coldSegments(ctx context.Context, tx pgx.Tx, tab *table, above int64) ([]uu
 	})
 }
 
-// compare looks the rows of a page up in the table and writes to the mirror what is different there.
-func (t *Target) compare(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, tab *table, page []candidate, last bool) (written int64, err error) {
+// compare looks the rows of a page up in the table and writes to the mirror what is different there, or below the floor.
+func (t *Target) compare(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, tab *table, page []candidate, floor int64, last bool) (written int64, err error) {
 	found, err := t.lookUpRows(ctx, tx, tab, page)
 	if err != nil {
 		return 0, err
@@ -214,7 +216,7 @@ func (t *Target) compare(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequenc
 		c, seq := &page[i], first+koldproxy.Seq(i)
 		op := koldproxy.OpUpdate
 		switch {
-		case found[i] == nil && c.op == koldproxy.OpDelete:
+		case found[i] == nil && c.op == koldproxy.OpDelete && c.seq >= floor:
 			c.right = true
 			continue
 		case found[i] == nil:
@@ -226,7 +228,7 @@ func (t *Target) compare(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequenc
 			continue
 		case c.op == koldproxy.OpDelete:
 			op = koldproxy.OpInsert
-		case same[i]:
+		case same[i] && c.seq >= floor:
 			c.right = true
 			continue
 		}

@@ -111,9 +111,9 @@ func (t *Target) giveUpSeed(ctx context.Context, tx pgx.Tx, tab *table, reason s
 func (t *Target) seedPage(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence, tab *table, last bool) error {
 	var key *string
 	var h healing
-	err := tx.QueryRow(ctx, `SELECT seed_key, coalesce(heal_step, ''), heal_seq, heal_through, generation FROM koldstore.managed_table
+	err := tx.QueryRow(ctx, `SELECT seed_key, coalesce(heal_step, ''), heal_seq, heal_through, floor, generation FROM koldstore.managed_table
 		WHERE mirror_oid = $1 AND state IN ('seeding', 'healing') FOR NO KEY UPDATE SKIP LOCKED`, tab.mirror.oid).
-		Scan(&key, &h.step, &h.seq, &h.through, &h.generation)
+		Scan(&key, &h.step, &h.seq, &h.through, &h.floor, &h.generation)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return t.seedLocked(ctx, tx, tab)
 	}

@@ -78,8 +78,8 @@ func (s *Store) compactionStates(ctx context.Context) (map[uint32]compactionStat
 }
 
 // Compact rewrites segments of a table, if that is worth it: neighbours become one segment, and rows that newer segments supersede
-// are left out, as are tombstones that may be forgotten. Rows keep their seqs. It does one such step and says whether there was
-// one. It is for the leader; a flush may run at the same time.
+// are left out, as are tombstones that may be forgotten. Rows keep their seqs, except for those before such a tombstone. It does one such
+// step and says whether there was one. It is for the leader; a flush may run at the same time.
 //
 // The protocol is that of a flush: a row in state in_progress before the first byte, put-if-absent, reading back, and one
 // transaction that exchanges the segments. Rows that died while the file was written are marked as dead in it then. Readers of an older
@@ -115,7 +115,16 @@ func (s *Store) Compact(ctx context.Context, table uint32) (bool, error) {
 		return true, nil
 	}
 	begin := time.Now()
-	c := &compaction{table: t, sources: run, bottom: run[0].id == segments[0].id}
+	c := &compaction{table: t, sources: run}
+	if run[0].id == segments[0].id {
+		if c.begins, err = s.planBeginning(ctx, c); err != nil {
+			s.metrics.compactions.WithLabelValues(statusError).Inc()
+			return false, fmt.Errorf("compact segments of %s: %w", t, err)
+		}
+	}
+	if len(run) == 1 && !manyOf(run[0].deadCount, run[0].rows) && c.begins.forgotten == 0 {
+		return false, nil // its deletes were all there was to gain
+	}
 	switch err := s.compact(ctx, c); {
 	case errors.Is(err, errStale):
 		s.metrics.conflicts.Inc()
@@ -126,20 +135,18 @@ func (s *Store) Compact(ctx context.Context, table uint32) (bool, error) {
 	}
 	s.metrics.compactions.WithLabelValues(statusOK).Inc()
 	s.log.Info().Str("table", t.String()).Int("segments", len(run)).Int64("rows", c.sum.rows).Int64("bytes", c.segment.size).
-		Int64("tombstones", c.forgotten).Dur("took", time.Since(begin)).Msg("segments compacted")
+		Int64("tombstones", c.begins.forgotten).Dur("took", time.Since(begin)).Msg("segments compacted")
 	return true, nil
 }
 
 // compaction is one replacement of neighbouring segments.
 type compaction struct {
-	table     *managedTable
-	sources   []segmentRow
-	bottom    bool // the first source is the table's oldest segment
-	segment   *segmentRow
-	sum       summary
-	origin    []origin // of each row of the new file
-	forgotten int64    // tombstones left out
-	highest   koldproxy.Seq
+	table   *managedTable
+	sources []segmentRow
+	begins  beginning // if the first source is the table's oldest segment
+	segment *segmentRow
+	sum     summary
+	origin  []origin // of each row of the new file
 }
 
 // origin is where a row of a compacted file comes from: a source by its index, and a row of it.
@@ -241,11 +248,10 @@ func (s *Store) mergeSource(ctx context.Context, c *compaction, i int, f *segmen
 		}
 		for k := range rows {
 			row := mirrorRow{Row: rows[k], hash: hashes[ordinals[k]]}
-			if row.Op == koldproxy.OpDelete && c.bottom && c.table.forgetBelow != nil && row.Seq < *c.table.forgetBelow {
-				c.forgotten++
-				c.highest = max(c.highest, row.Seq)
+			if c.begins.forgets(row.Seq, row.Op) {
 				continue
 			}
+			row.Seq = c.begins.place(row.Seq, w.summary.maxSeq)
 			if err := w.add(&row); err != nil {
 				return err
 			}
@@ -308,7 +314,7 @@ func (s *Store) exchange(ctx context.Context, tx pgx.Tx, c *compaction) error {
 		return fmt.Errorf("retire segments: %w", err)
 	}
 	// Whoever sees that a delete is gone also sees the floor above it.
-	_, err = tx.Exec(ctx, "UPDATE koldstore.managed_table SET generation = generation + 1, floor = greatest(floor, $2) WHERE table_oid = $1", c.table.oid, c.highest)
+	_, err = tx.Exec(ctx, "UPDATE koldstore.managed_table SET generation = generation + 1, floor = greatest(floor, $2) WHERE table_oid = $1", c.table.oid, c.begins.through)
 	if err != nil {
 		return fmt.Errorf("raise generation: %w", err)
 	}

@@ -33,7 +33,7 @@
 // Files grow stale and many. [Store.Compact] replaces neighbours by one file with their live rows, which keep their seqs, by the
 // same protocol as a flush. Rows that a flush supersedes meanwhile are dead in the new file from its first moment; readers
 // of an older snapshot read on in the old objects, which stay for the grace. Deletes are forgotten in the oldest segment
-// only, together with raising the floor over them.
+// only, together with raising the floor over them; rows in front of them get seqs behind them, so that no row is below the floor.
 //
 // # Mirrors
 //

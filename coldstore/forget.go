@@ -73,7 +73,8 @@ func (s *Store) forgetTable(ctx context.Context, tx pgx.Tx, oid uint32) error {
 const forgetRows = 10_000
 
 // forgetTombstones removes old deletes from mirrors of tables that have no segments; where there are segments, a delete in the mirror
-// hides rows of them, and goes by way of a flush and a compaction.
+// hides rows of them, and goes by way of a flush and a compaction. So do deletes that rows are in front of: a compaction can move those, see
+// beginning.
 func (s *Store) forgetTombstones(ctx context.Context) (bool, error) {
 	rows, err := s.pool.Query(ctx, `SELECT m.table_oid, m.tombstone_retention::text FROM koldstore.managed_table m WHERE m.tombstone_retention IS NOT NULL AND m.state = 'active'
 		AND NOT EXISTS (SELECT FROM koldstore.segment g WHERE g.table_oid = m.table_oid AND g.state IN ('active', 'in_progress'))`)
@@ -135,7 +136,8 @@ func (s *Store) forgetTombstonesOf(ctx context.Context, tx pgx.Tx, oid uint32) (
 		n       int64
 		highest koldproxy.Seq
 	)
-	err = tx.QueryRow(ctx, fmt.Sprintf(`WITH gone AS (DELETE FROM %[1]s WHERE seq IN (SELECT seq FROM %[1]s WHERE op = 3 AND seq < $1 ORDER BY seq LIMIT $2 FOR UPDATE) RETURNING seq)
+	err = tx.QueryRow(ctx, fmt.Sprintf(`WITH gone AS (DELETE FROM %[1]s WHERE seq IN (
+			SELECT seq FROM %[1]s WHERE op = 3 AND seq < $1 AND seq < coalesce((SELECT min(seq) FROM %[1]s WHERE op <> 3), $1) ORDER BY seq LIMIT $2 FOR UPDATE) RETURNING seq)
 		SELECT count(*), coalesce(max(seq), 0) FROM gone`, t.mirror), *t.forgetBelow, forgetRows).Scan(&n, &highest)
 	if err != nil || n == 0 {
 		return n, err

@@ -281,15 +281,21 @@ func readColumn(r *file.Reader, group, column, first, n int, into codec) error {
 }
 
 // hashes reads the key hash of every row.
-func (f *segmentFile) hashes(ctx context.Context) ([]int64, error) {
-	var all []int64
+func (f *segmentFile) hashes(ctx context.Context) ([]int64, error) { return required[int64](ctx, f, colHash) }
+
+// ops reads the op of every row.
+func (f *segmentFile) ops(ctx context.Context) ([]int32, error) { return required[int32](ctx, f, colOp) }
+
+// required reads the whole of a column without nulls.
+func required[T int32 | int64](ctx context.Context, f *segmentFile, column int) ([]T, error) {
+	var all []T
 	err := f.with(ctx, func(r *file.Reader) error {
 		for g := range len(f.groups) - 1 {
-			hash := typed[int64]{required: true}
-			if err := readColumn(r, g, colHash, 0, f.groups[g+1]-f.groups[g], &hash); err != nil {
+			values := typed[T]{required: true}
+			if err := readColumn(r, g, column, 0, f.groups[g+1]-f.groups[g], &values); err != nil {
 				return err
 			}
-			all = append(all, hash.values...)
+			all = append(all, values.values...)
 		}
 		return nil
 	})

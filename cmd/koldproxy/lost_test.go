@@ -59,8 +59,23 @@ func TestForgetSegmentBringsRowsBack(t *testing.T) {
 		t.Errorf("the feed has %s, want %s", got, want)
 	}
 	fails("SELECT * FROM koldstore.changes_since('notes', "+strconv.FormatInt(ends[0], 10)+")", "KS001")
-	if got, want := state(strconv.FormatInt(ends[2], 10)), "2 second, 6 second"; got != want {
+	// With what was below the floor, where the cursors of a reader who begins anew would be refused.
+	if got, want := state(strconv.FormatInt(ends[2], 10)), "2 second, 3 first, 4 first, 5 first, 6 second"; got != want {
 		t.Errorf("after the last flush the feed has %s, want %s", got, want)
+	}
+	after, pages := int64(0), 0
+	for ; ; pages++ {
+		var next *int64
+		if err := conn.QueryRow(t.Context(), "SELECT max(seq) FROM koldstore.changes_since('notes', $1, 1)", after).Scan(&next); err != nil {
+			t.Fatalf("from the beginning in pages of one row, after %d: %v", after, err)
+		}
+		if next == nil {
+			break
+		}
+		after = *next
+	}
+	if pages != 6 {
+		t.Errorf("%d pages of one row", pages)
 	}
 	do(t, conn, "UPDATE notes SET body = 'fourth' WHERE id = 6")
 	do(t, conn, "SELECT koldstore.wait_for_async_mirror()")
