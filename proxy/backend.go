@@ -58,7 +58,7 @@ func (s *session) resumeBack() error {
 	if s.left.back != nil {
 		return s.left.back
 	}
-	return s.catchUp(s.front, sideClient, left, s.toClient)
+	return s.catchUp(s.front, sideClient, left)
 }
 
 // backLimit bounds the buffer for the server's messages: those that have to be seen whole are bounded by it.

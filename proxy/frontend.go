@@ -41,20 +41,21 @@ func (s *session) resumeFront() error {
 	if s.left.front != nil {
 		return s.left.front
 	}
-	return s.catchUp(s.back, sideServer, left, s.toServer)
+	return s.catchUp(s.back, sideServer, left)
 }
 
-// catchUp writes what a loop has left for a side.
-func (s *session) catchUp(to *stream, side side, left []byte, write func([]byte) error) error {
+// catchUp writes what a loop has left for a side; it has been counted.
+func (s *session) catchUp(to *stream, side side, left []byte) error {
+	var err error
 	if secure, ok := to.conn.(*tlsConn); ok {
-		if err := secure.socket.flush(); err != nil {
-			return &failure{side, "write", err}
-		}
+		err = secure.socket.flush()
+	} else if len(left) > 0 {
+		_, err = to.conn.Write(left)
 	}
-	if len(left) == 0 {
-		return nil
+	if err != nil {
+		return &failure{side, "write", err}
 	}
-	return write(left)
+	return nil
 }
 
 // goHome ends pumpServer if the session is quiet and came here on a detour from a loop. The caller has to return then.

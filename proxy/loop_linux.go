@@ -37,6 +37,7 @@ type loop struct {
 	ends   []*end // by descriptor
 	again  []*looped
 	buf    []byte
+	batch  sends
 	done   chan struct{}
 
 	waits   uint
@@ -63,6 +64,7 @@ func newLoop(spin time.Duration) (*loop, error) {
 		_, _ = unix.Close(epoll), unix.Close(bell)
 		return nil, os.NewSyscallError("epoll_ctl", err)
 	}
+	l.batch.ring, _ = newRing() // nil: each send is a call of its own
 	go l.run()
 	return l, nil
 }
@@ -93,8 +95,11 @@ func (l *loop) ring() {
 func (l *loop) run() {
 	defer close(l.done)
 	defer func() { _, _ = unix.Close(l.epoll), unix.Close(l.bell) }()
+	defer l.batch.close()
 	for {
-		for _, event := range l.events[:l.wait()] {
+		n := l.wait()
+		l.batch.open = n > 1 && l.batch.ring != nil
+		for _, event := range l.events[:n] {
 			if int(event.Fd) == l.bell {
 				if l.attend() {
 					return
@@ -103,6 +108,8 @@ func (l *loop) run() {
 				e.looped.handle(e, event.Events)
 			}
 		}
+		l.batch.send()
+		l.batch.open = false
 		again := l.again
 		l.again = nil
 		for _, x := range again {

@@ -5,8 +5,10 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -390,4 +392,34 @@ func TestLoopIsWokenBeforeASessionBegins(t *testing.T) {
 	if <-looked {
 		t.Error("the session left before it began")
 	}
+}
+
+// TestSessionsSideBySide has many sessions of one loop busy at once, so that batches of sends form, with answers of all sizes.
+func TestSessionsSideBySide(t *testing.T) {
+	t.Parallel()
+	p := startProxy(t, inLoop)
+	dsn := p.dsn(t, p.cluster.TestDatabase(t))
+	var clients sync.WaitGroup
+	for client := range 12 {
+		w := dialWire(t, dsn)
+		clients.Go(func() {
+			for round := range 60 {
+				var pipeline []byte
+				var want []string
+				for i := range 1 + round%4 {
+					size := (client*7919 + round*104729 + i*31) % 5000
+					pipeline = append(pipeline, parseMessage(t, fmt.Sprintf(`Q "SELECT repeat('%d.', %d)"`, client, size))...)
+					want = append(want, fmt.Sprintf("D %q", strings.Repeat(strconv.Itoa(client)+".", size)))
+				}
+				w.send(t, pipeline, 0)
+				got := w.until('Z', len(want))
+				got = slices.DeleteFunc(got, func(message string) bool { return message[0] != 'D' })
+				if !slices.Equal(got, want) {
+					t.Errorf("client %d, round %d: answers of other sizes or of others", client, round)
+					return
+				}
+			}
+		})
+	}
+	clients.Wait()
 }

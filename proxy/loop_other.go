@@ -26,6 +26,6 @@ func (*loop) carry(*session) error { return errors.ErrUnsupported }
 func (*looped) wake() {}
 
 func (*end) receiveRecord([]byte) (int, error) { return 0, errors.ErrUnsupported }
-func (*end) sendRecord([]byte) error           { return errors.ErrUnsupported }
+func (*end) send([]byte) error                 { return errors.ErrUnsupported }
 
-func (*looped) sendTo(side, []byte) (int, error) { return 0, errors.ErrUnsupported }
+func (*looped) sendTo(side, []byte) error { return errors.ErrUnsupported }

@@ -44,6 +44,7 @@ type end struct {
 	secure  *tlsConn // nil without TLS
 	in      *stream  // what the peer has said
 	out     []byte   // what it has not taken yet, as records if there is TLS; meanwhile the other end is not read
+	waits   bool     // something for it is in the loop's batch of sends
 	ready   bool     // there may be something to read
 	drained bool     // of the records that the socket holds there is none left
 	closes  bool     // the peer has finished, or is gone
@@ -251,7 +252,7 @@ func (x *looped) handle(e *end, events uint32) {
 		e.closes = true
 	}
 	if len(e.out) > 0 && events&(unix.EPOLLOUT|loopHangUp) != 0 {
-		x.flush(e)
+		e.flush()
 	}
 	x.forward()
 	x.sound = true
@@ -268,6 +269,7 @@ func (x *looped) concluded() {
 	if x.sound && !x.leaving && !x.over {
 		return
 	}
+	x.settle()
 	x.gone = true
 	for _, e := range []*end{&x.client, &x.server} {
 		x.loop.forget(e)
@@ -296,6 +298,11 @@ func (x *looped) forward() {
 			return
 		}
 	}
+	x.later()
+}
+
+// later has the loop go on with the session in its next round.
+func (x *looped) later() {
 	if !x.queued {
 		x.queued = true
 		x.loop.again = append(x.loop.again, x)
@@ -325,7 +332,9 @@ func (x *looped) receive(e *end) {
 		e.ready = false
 	case errors.Is(err, unix.EINTR):
 	case errors.Is(err, io.EOF):
-		x.finished(e)
+		if x.settle(); len(x.other(e).out) == 0 { // otherwise it is found again when that has gone
+			x.finished(e)
+		}
 	default:
 		x.failed(e, os.NewSyscallError("recv", err))
 	}
@@ -440,62 +449,88 @@ func (x *looped) finished(e *end) {
 	x.leaving = true
 }
 
-// sendTo writes to a side and keeps what it does not take. It returns what was written.
-func (x *looped) sendTo(to side, b []byte) (int, error) {
+// sendTo writes to a side. What it does not take at once is kept, and counts as written.
+func (x *looped) sendTo(to side, b []byte) error {
+	e := &x.server
 	if to == sideClient {
-		return x.client.send(b)
+		e = &x.client
 	}
-	return x.server.send(b)
-}
-
-// send writes what the peer takes and keeps the rest. With TLS everything counts as written.
-func (e *end) send(b []byte) (sent int, err error) {
 	if e.secure != nil {
-		return e.secure.Write(b)
+		_, err := e.secure.Write(b)
+		return err
 	}
-	return e.sendOrKeep(b)
+	return e.send(b)
 }
 
-// sendRecord writes for TLS.
-func (e *end) sendRecord(b []byte) error {
-	_, err := e.sendOrKeep(b)
-	return err
-}
-
-func (e *end) sendOrKeep(b []byte) (sent int, err error) {
+// send writes what the peer takes and keeps the rest.
+func (e *end) send(b []byte) error {
+	batch := &e.loop.batch
+	if e.waits {
+		batch.send() // what comes before b
+	}
+	if len(e.out) == 0 && batch.takes(b) {
+		batch.add(e, b)
+		return nil
+	}
+	sent := 0
 	if len(e.out) == 0 {
 		var errno syscall.Errno
 		if sent, errno = sendNow(e.fd, b); errno != 0 {
-			return 0, os.NewSyscallError("send", errno)
+			return os.NewSyscallError("send", errno)
 		}
-		if sent == len(b) {
-			return sent, nil
-		}
+	}
+	return e.keep(b[sent:])
+}
+
+// keep keeps what the peer has not taken yet.
+func (e *end) keep(rest []byte) error {
+	if len(rest) == 0 {
+		return nil
 	}
 	first := len(e.out) == 0
-	e.out = append(e.out, b[sent:]...)
-	if first {
-		err = e.loop.change(e)
+	if e.out = append(e.out, rest...); first {
+		return e.loop.change(e)
 	}
-	return sent, err
+	return nil
+}
+
+// settle sees to it that nothing of the session is in the loop's batch of sends.
+func (x *looped) settle() {
+	if x.client.waits || x.server.waits {
+		x.loop.batch.send()
+	}
+}
+
+// sent is the end of a send that was part of a batch: the peer has taken all but rest.
+func (e *end) sent(rest []byte, errno syscall.Errno) {
+	e.waits = false
+	var err error
+	if errno != 0 {
+		err = os.NewSyscallError("send", errno)
+	} else {
+		err = e.keep(rest)
+	}
+	if err != nil {
+		e.unwritable(err)
+		e.looped.later() // the session may be in the middle of something
+	}
+}
+
+// unwritable leaves the loop because nothing can be written to a peer any more.
+func (e *end) unwritable(err error) {
+	left, side := &e.session.left.front, sideServer
+	if e == &e.looped.client {
+		left, side = &e.session.left.back, sideClient
+	}
+	e.out, e.leaving, *left = nil, true, &failure{side, "write", err}
 }
 
 // flush writes more of what was kept.
-func (x *looped) flush(e *end) {
-	s := x.session
+func (e *end) flush() {
 	n, errno := sendNow(e.fd, e.out)
-	counter, left := s.server.metrics.toServer, &s.left.front
-	side := sideServer
-	if e == &x.client {
-		counter, left, side = s.server.metrics.toClient, &s.left.back, sideClient
-	}
 	if errno != 0 {
-		e.out = nil
-		x.leaving, *left = true, &failure{side, "write", os.NewSyscallError("send", errno)}
+		e.unwritable(os.NewSyscallError("send", errno))
 		return
-	}
-	if e.secure == nil { // records were counted as what is in them
-		counter.Add(float64(n))
 	}
 	if n < len(e.out) {
 		e.out = e.out[:copy(e.out, e.out[n:])]
@@ -505,7 +540,7 @@ func (x *looped) flush(e *end) {
 		e.out = nil
 	}
 	if err := e.loop.change(e); err != nil {
-		x.leaving = true
+		e.leaving = true
 	}
 }
 

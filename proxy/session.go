@@ -265,10 +265,10 @@ func lost() []byte {
 }
 
 func (s *session) toClient(b []byte) error {
-	var n int
+	n := len(b)
 	var err error
 	if x := s.looped; x != nil {
-		n, err = x.sendTo(sideClient, b)
+		err = x.sendTo(sideClient, b)
 	} else {
 		n, err = s.front.conn.Write(b)
 	}
@@ -280,10 +280,10 @@ func (s *session) toClient(b []byte) error {
 }
 
 func (s *session) toServer(b []byte) error {
-	var n int
+	n := len(b)
 	var err error
 	if x := s.looped; x != nil {
-		n, err = x.sendTo(sideServer, b)
+		err = x.sendTo(sideServer, b)
 	} else {
 		n, err = s.back.conn.Write(b)
 	}
