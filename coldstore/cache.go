@@ -76,15 +76,15 @@ func (c *cache) remove(e *list.Element) {
 	c.gauge.Sub(float64(entry.bytes))
 }
 
-// opened keeps the files of segments, and for longer than those the versions of their objects that were verified: a file that had to give
+// opened keeps the files of segments, and for longer than those what was verified of their objects: a file that had to give
 // way is opened again without its object being read from end to end.
 type opened struct {
 	files    *cache // of *segmentFile
-	verified *cache // of string, the version
+	verified *cache // of verified
 }
 
 func newOpened(limit int64, gauge prometheus.Gauge) opened {
-	return opened{files: newCache(limit, gauge), verified: newCache(limit/16, gauge)}
+	return opened{files: newCache(limit, gauge), verified: newCache(limit/8, gauge)}
 }
 
 func (o *opened) file(id uuid.UUID) *segmentFile {
@@ -92,17 +92,17 @@ func (o *opened) file(id uuid.UUID) *segmentFile {
 	return f
 }
 
-// version is that of an object whose content was verified in this process, if it is known.
-func (o *opened) version(id uuid.UUID) (string, bool) {
-	version, ok := o.verified.get(cacheKey{id, wholeFile}).(string)
-	return version, ok
+// known is what was verified of an object in this process.
+func (o *opened) known(id uuid.UUID) (verified, bool) {
+	v, ok := o.verified.get(cacheKey{id, wholeFile}).(verified)
+	return v, ok
 }
 
 func (o *opened) put(id uuid.UUID, f *segmentFile) {
 	key := cacheKey{id, wholeFile}
 	o.files.put(key, f, f.memory())
-	if f.version != "" {
-		o.verified.put(key, f.version, int64(len(f.version))+192)
+	if v := f.verified; v.version != "" {
+		o.verified.put(key, v, int64(len(v.version)+8*len(v.blocks))+208)
 	}
 }
 

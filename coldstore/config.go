@@ -20,7 +20,7 @@ type Config struct {
 	RowGroupBytes int64
 	// MaxFileBytes closes a file, in bytes of the rows' JSON, also when it has fewer rows than the table's max_rows_per_file.
 	MaxFileBytes int64
-	// MaxPageBytes bounds the JSON of one page; a request for more is refused with 54000.
+	// MaxPageBytes bounds the JSON of one page with more than one row; a request for more is refused with 54000.
 	MaxPageBytes int64
 	// CacheBytes bounds the memory for opened segments (footers and seqs), which get half of it, and for rows that were decoded lately.
 	CacheBytes int64

@@ -131,6 +131,16 @@ func TestPagesOfWhatIsNotThere(t *testing.T) {
 			t.Errorf("%+v: %v, want %s", c.req, err, c.code)
 		}
 	}
+	tab.put(10, strings.Repeat("x", 1000)) // which is larger than a page, and the only one of its page
+	tab.mustFlush(1, 1)
+	for _, req := range []coldstore.PageRequest{
+		{Table: tab.oid, Segments: tab.ids(), Mode: coldstore.ModeForward, After: tab.seq - 1, Limit: 1},
+		{Table: tab.oid, Segments: tab.ids(), Mode: coldstore.ModeLast, Limit: 1},
+	} {
+		if page, err := f.store.Page(t.Context(), req); err != nil || len(page.Rows) != 1 {
+			t.Errorf("%+v of one large row: %d rows, %v", req, len(page.Rows), err)
+		}
+	}
 	page, err := f.store.Page(t.Context(), coldstore.PageRequest{Table: tab.oid, Mode: coldstore.ModeForward, After: 5, Limit: 10})
 	if err != nil || !page.Complete || page.Through != 5 || len(page.Rows) != 0 {
 		t.Errorf("no segments: %+v, %v", page, err)

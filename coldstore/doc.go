@@ -49,7 +49,7 @@
 // # Trust
 //
 // An object is hashed once and compared with the catalog before anything in it is decoded, and read under the version that
-// was hashed. What is missing or different is a [*koldproxy.Error] with code KS002 that names the segment and the object,
+// was hashed; each block that is read later is compared with what it was then. What is missing or different is a [*koldproxy.Error] with code KS002 that names the segment and the object,
 // never a shorter page.
 //
 // docs/format.md describes the files and the catalog byte by byte.

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -135,8 +136,11 @@ func readLayout(footer *metadata.FileMetaData) (*layout, error) {
 		}
 		return ""
 	}
-	if v := text(metaFormat); v != strconv.Itoa(formatVersion) {
-		return nil, fmt.Errorf("%w: version %q", ErrUnknownFormat, v)
+	switch version, err := strconv.Atoi(text(metaFormat)); {
+	case err == nil && version > formatVersion:
+		return nil, fmt.Errorf("%w: version %d", ErrUnknownFormat, version)
+	case err != nil || version != formatVersion:
+		return nil, fmt.Errorf("segment metadata: %s is %q", metaFormat, text(metaFormat))
 	}
 	table, err := strconv.ParseUint(text(metaTable), 10, 32)
 	if err != nil {
@@ -154,7 +158,7 @@ func readLayout(footer *metadata.FileMetaData) (*layout, error) {
 		return nil, err
 	}
 	if !footer.Schema.Root().Equals(want) {
-		return nil, fmt.Errorf("%w: the columns are not those that the metadata names", ErrUnknownFormat)
+		return nil, errors.New("segment metadata: the columns are not those that it names")
 	}
 	return l, nil
 }

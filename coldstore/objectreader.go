@@ -3,6 +3,7 @@ package coldstore
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 
 	"github.com/apache/arrow-go/v18/parquet"
@@ -13,6 +14,7 @@ type objectReader struct {
 	ctx  context.Context //nolint:containedctx // lives for one call
 	f    *segmentFile
 	open ObjectReader // nil where the bucket cannot keep an object open
+	buf  []byte       // for blocks of open
 	pos  int64
 }
 
@@ -25,7 +27,7 @@ func newObjectReader(ctx context.Context, f *segmentFile) (*objectReader, error)
 		return r, nil
 	}
 	var err error
-	r.open, err = opener.Open(ctx, f.object, f.version)
+	r.open, err = opener.Open(ctx, f.object, f.verified.version)
 	return r, err
 }
 
@@ -57,21 +59,31 @@ func (r *objectReader) ReadAt(p []byte, off int64) (int, error) {
 	if n < 0 || off < 0 {
 		return 0, io.EOF
 	}
-	if r.open != nil {
-		if err := r.ctx.Err(); err != nil {
+	if n > 0 {
+		if err := r.f.readBlocks(p[:n], off, r.read); err != nil {
 			return 0, err
 		}
-		return r.open.ReadAt(p, off)
 	}
-	data, err := r.f.bucket.GetRange(r.ctx, r.f.object, r.f.version, off, n)
-	if err != nil {
-		return 0, err
-	}
-	copy(p, data)
 	if int(n) < len(p) {
 		return int(n), io.EOF
 	}
 	return int(n), nil
+}
+
+// read reads n bytes, which may be changed by the next call.
+func (r *objectReader) read(off, n int64) ([]byte, error) {
+	if r.open == nil {
+		return r.f.bucket.GetRange(r.ctx, r.f.object, r.f.verified.version, off, n)
+	}
+	if err := r.ctx.Err(); err != nil {
+		return nil, err
+	}
+	r.buf = sized(r.buf, int(n))
+	_, err := r.open.ReadAt(r.buf, off)
+	if errors.Is(err, io.EOF) { // it has become shorter
+		err = &CorruptError{Object: r.f.object, Offset: off, Reason: fmt.Sprintf("it ends within %d bytes", n)}
+	}
+	return r.buf, err
 }
 
 // Read implements io.Reader.

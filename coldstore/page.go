@@ -235,7 +235,7 @@ func (s *Store) appendRows(ctx context.Context, segment *liveSegment, ordinals [
 		for i := range rows {
 			*size += int64(len(rows[i].PK) + len(rows[i].Image))
 		}
-		if *size > s.cfg.MaxPageBytes {
+		if *size > s.cfg.MaxPageBytes && len(page.Rows)+len(rows) > 1 { // one row can be no smaller page
 			return koldproxy.Errorf(codeLimitExceeded, "the page of cold rows is larger than %d bytes", s.cfg.MaxPageBytes).
 				WithHint("Ask for fewer rows at a time (limit_rows).")
 		}

@@ -21,19 +21,19 @@ import (
 // segmentFile is an object whose content was verified. It holds the footer and every seq, but no open file and no rows, and
 // is not changed after it was opened, so it may be used concurrently.
 type segmentFile struct {
-	bucket  Bucket
-	object  string
-	version string
-	size    int64
-	layout  *layout
-	footer  *metadata.FileMetaData
-	groups  []int // first row of each row group, and behind the last one the number of rows
-	seqs    []koldproxy.Seq
-	names   [][]byte // of the columns, as the beginning of a member of an object that is not the first: `, "name": `
-	byName  map[string]int
-	key     []int     // the key columns in jsonb's order; -1 for one that has another name now
-	order   []int     // the columns in jsonb's order
-	chunks  sync.Pool // of *chunk, for the memory of the next ones
+	bucket   Bucket
+	object   string
+	verified verified
+	size     int64
+	layout   *layout
+	footer   *metadata.FileMetaData
+	groups   []int // first row of each row group, and behind the last one the number of rows
+	seqs     []koldproxy.Seq
+	names    [][]byte // of the columns, as the beginning of a member of an object that is not the first: `, "name": `
+	byName   map[string]int
+	key      []int     // the key columns in jsonb's order; -1 for one that has another name now
+	order    []int     // the columns in jsonb's order
+	chunks   sync.Pool // of *chunk, for the memory of the next ones
 }
 
 // expected is what the catalog says about an object.
@@ -49,16 +49,16 @@ type expected struct {
 // openSegment reads an object once from end to end, compares it with what is expected, and only then decodes its footer.
 // Damage is a *CorruptError.
 func openSegment(ctx context.Context, bucket Bucket, want expected) (*segmentFile, error) {
-	info, err := verifyObject(ctx, bucket, want)
+	v, err := verifyObject(ctx, bucket, want)
 	if err != nil {
 		return nil, err
 	}
-	return reopenSegment(ctx, bucket, want, info.Version)
+	return reopenSegment(ctx, bucket, want, v)
 }
 
-// reopenSegment is openSegment for an object of which this version was verified before.
-func reopenSegment(ctx context.Context, bucket Bucket, want expected, version string) (*segmentFile, error) {
-	f := &segmentFile{bucket: bucket, object: want.object, version: version, size: want.size}
+// reopenSegment is openSegment for an object that was verified before.
+func reopenSegment(ctx context.Context, bucket Bucket, want expected, v verified) (*segmentFile, error) {
+	f := &segmentFile{bucket: bucket, object: want.object, verified: v, size: want.size}
 	if err := f.with(ctx, f.readFooter); err != nil {
 		return nil, err
 	}
@@ -78,23 +78,23 @@ func reopenSegment(ctx context.Context, bucket Bucket, want expected, version st
 	return f, nil
 }
 
-func verifyObject(ctx context.Context, bucket Bucket, want expected) (ObjectInfo, error) {
+func verifyObject(ctx context.Context, bucket Bucket, want expected) (verified, error) {
 	r, info, err := bucket.Get(ctx, want.object)
 	if err != nil {
-		return info, err
+		return verified{}, err
 	}
-	hash := sha256.New()
-	n, err := io.Copy(hash, r)
+	hash, blocks := sha256.New(), newBlockHasher()
+	n, err := io.Copy(io.MultiWriter(hash, blocks), r)
 	if err = errors.Join(err, r.Close()); err != nil {
-		return info, fmt.Errorf("read object %s: %w", want.object, err)
+		return verified{}, fmt.Errorf("read object %s: %w", want.object, err)
 	}
 	if n != want.size {
-		return info, &CorruptError{Object: want.object, Offset: min(n, want.size), Reason: fmt.Sprintf("%d bytes instead of %d", n, want.size)}
+		return verified{}, &CorruptError{Object: want.object, Offset: min(n, want.size), Reason: fmt.Sprintf("%d bytes instead of %d", n, want.size)}
 	}
 	if sum := hash.Sum(nil); !bytes.Equal(sum, want.sha256) {
-		return info, &CorruptError{Object: want.object, Offset: -1, Reason: fmt.Sprintf("sha256 is %x instead of %x", sum, want.sha256)}
+		return verified{}, &CorruptError{Object: want.object, Offset: -1, Reason: fmt.Sprintf("sha256 is %x instead of %x", sum, want.sha256)}
 	}
-	return info, nil
+	return verified{version: info.Version, blocks: blocks.sums()}, nil
 }
 
 func (f *segmentFile) corrupt(format string, args ...any) error {
@@ -178,7 +178,7 @@ func (f *segmentFile) readFooter(r *file.Reader) (err error) {
 
 // memory is roughly how many bytes the opened segment occupies.
 func (f *segmentFile) memory() int64 {
-	return int64(len(f.seqs))*8 + int64(len(f.groups))*int64(len(f.layout.columns)+systemColumns)*512 + 4096
+	return int64(len(f.seqs)+len(f.verified.blocks))*8 + int64(len(f.groups))*int64(len(f.layout.columns)+systemColumns)*512 + 4096
 }
 
 // after returns the ordinal of the first row above a position.
@@ -274,17 +274,25 @@ func readColumn(r *file.Reader, group, column, first, n int, into codec) error {
 			return fmt.Errorf("row group %d column %d: seek: %w", group, column, err)
 		}
 	}
-	if err := into.read(chunk, n); err != nil {
+	err = into.read(chunk, n)
+	if errors.Is(err, errShort) && chunk.Err() != nil { // why it is short
+		err = chunk.Err()
+	}
+	if err != nil {
 		return fmt.Errorf("row group %d column %d: %w", group, column, err)
 	}
 	return nil
 }
 
 // hashes reads the key hash of every row.
-func (f *segmentFile) hashes(ctx context.Context) ([]int64, error) { return required[int64](ctx, f, colHash) }
+func (f *segmentFile) hashes(ctx context.Context) ([]int64, error) {
+	return required[int64](ctx, f, colHash)
+}
 
 // ops reads the op of every row.
-func (f *segmentFile) ops(ctx context.Context) ([]int32, error) { return required[int32](ctx, f, colOp) }
+func (f *segmentFile) ops(ctx context.Context) ([]int32, error) {
+	return required[int32](ctx, f, colOp)
+}
 
 // required reads the whole of a column without nulls.
 func required[T int32 | int64](ctx context.Context, f *segmentFile, column int) ([]T, error) {

@@ -96,8 +96,8 @@ func (s *Store) segment(ctx context.Context, row *segmentRow) (*segmentFile, err
 	if err != nil {
 		return nil, err
 	}
-	if version, ok := s.opened.version(row.id); ok {
-		if f, err := reopenSegment(ctx, bucket, row.expected(), version); err == nil {
+	if v, ok := s.opened.known(row.id); ok {
+		if f, err := reopenSegment(ctx, bucket, row.expected(), v); err == nil {
 			s.opened.put(row.id, f)
 			return f, nil
 		}
