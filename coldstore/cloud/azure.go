@@ -19,7 +19,7 @@ func openAzure(ctx context.Context, p place, c Credentials, o Options) (*Bucket,
 		account = p.account
 	}
 	if account == "" {
-		return nil, errors.New("azblob needs an account: give it as ?account=…")
+		return nil, errors.New("the storage account is missing: name it in the URL (?account=…), in the config of a registered storage or in its credential account_name")
 	}
 	endpoint := p.endpoint
 	if endpoint == "" {

@@ -23,7 +23,7 @@ import (
 )
 
 var (
-	benchRows     = flag.Int("cold.rows", 200_000, "rows of each table of BenchmarkCold")
+	benchRows     = flag.Int("cold.rows", 1_000_000, "rows of each table of BenchmarkCold")
 	benchSegments = flag.String("cold.segments", "1,10,100", "into how many segments they are flushed, one run for each number")
 )
 
@@ -63,7 +63,7 @@ func wide() (definition, rows string) {
 // BenchmarkCold measures flushes, sizes and reading. `make bench-cold` runs it once; what it prints is for docs/benchmarks.md.
 func BenchmarkCold(b *testing.B) {
 	wideDefinition, wideRows := wide()
-	for _, kind := range []struct{ name, definition, rows string }{{"narrow", narrow, narrowRows}, {"wide", wideDefinition, wideRows}} {
+	for _, kind := range []struct{ name, definition, rows, random string }{{"narrow", narrow, narrowRows, "body"}, {"wide", wideDefinition, wideRows, "COLUMNS('^c(6|13|20|27|34|41|48)$')"}} {
 		for n := range strings.SplitSeq(*benchSegments, ",") {
 			segments, err := strconv.Atoi(n)
 			ok(b, err)
@@ -96,11 +96,16 @@ func BenchmarkCold(b *testing.B) {
 				var size, catalog, hot, hotIndexes int64
 				ok(b, f.pool.QueryRow(f.ctx, `SELECT (SELECT sum(size_bytes) FROM koldstore.segment WHERE state = 'active'), pg_total_relation_size('koldstore.segment'),
 					pg_total_relation_size(mirror_oid), pg_indexes_size(mirror_oid) FROM koldstore.managed_table WHERE table_oid = $1`, tab.oid).Scan(&size, &catalog, &hot, &hotIndexes))
-				duck := duckSize(b, duckDB(b), tab)
-				fmt.Printf("flush %-7s %3d segments: %7.0f rows/s %6.1f MB/s (mirror), CPU %.1f + %.1f µs/row (koldproxy, server), peak RSS %4.0f MB (%.0f before), %6.1f bytes/row, DuckDB %6.1f, ratio %.3f, hot+cold %.1f%% of the mirror (bytes/row: before %.1f, catalog %.1f, emptied mirror %.1f, its indexes %.1f)\n",
+				duck := duckSize(b, duckDB(b), tab, "*")
+				random := int64(0)
+				for _, columns := range []string{kind.random, "_ks_hash"} {
+					random += duckSize(b, duckDB(b), tab, columns)
+				}
+				fmt.Printf("flush %-7s %3d segments: %7.0f rows/s %6.1f MB/s (mirror), CPU %.1f + %.1f µs/row (koldproxy, server), peak RSS %4.0f MB (%.0f before), %6.1f bytes/row, DuckDB %6.1f, ratio %.3f, hot+cold %.1f%% of the mirror (bytes/row: before %.1f, catalog %.1f, emptied mirror %.1f, its indexes %.1f; random texts and key hashes alone, as DuckDB writes them, %.1f, which are %.1f%%)\n",
 					kind.name, segments, float64(*benchRows)/took, float64(mirrorBytes)/took/1e6, own*1e6/float64(*benchRows), server*1e6/float64(*benchRows), peak, before, float64(size)/float64(*benchRows), float64(duck)/float64(*benchRows),
 					float64(size)/float64(duck), 100*float64(size+catalog+hot)/float64(mirrorBytes),
-					float64(mirrorBytes)/float64(*benchRows), float64(catalog)/float64(*benchRows), float64(hot)/float64(*benchRows), float64(hotIndexes)/float64(*benchRows))
+					float64(mirrorBytes)/float64(*benchRows), float64(catalog)/float64(*benchRows), float64(hot)/float64(*benchRows), float64(hotIndexes)/float64(*benchRows),
+					float64(random)/float64(*benchRows), 100*float64(random)/float64(mirrorBytes))
 				tab.reading("all alive")
 				for _, round := range []struct{ state, condition string }{{"half changed", "id % 2 = 0"}, {"most changed", "id % 10 > 0"}} {
 					if kind.name == "narrow" {
@@ -114,11 +119,12 @@ func BenchmarkCold(b *testing.B) {
 	}
 }
 
-// duckSize is how large DuckDB's own file of the same rows is, all columns included.
-func duckSize(b *testing.B, db *sql.DB, tab *table) int64 {
+// duckSize is how large DuckDB's own file of some columns of the same rows is. That of random texts and of key hashes shows what no file
+// can be smaller than by much.
+func duckSize(b *testing.B, db *sql.DB, tab *table, columns string) int64 {
 	b.Helper()
 	name := filepath.Join(b.TempDir(), "duck.parquet")
-	_, err := db.ExecContext(tab.ctx, fmt.Sprintf("COPY (SELECT * FROM read_parquet(%s)) TO '%s' (FORMAT parquet, COMPRESSION zstd)", list(tab.files()), name))
+	_, err := db.ExecContext(tab.ctx, fmt.Sprintf("COPY (SELECT %s FROM read_parquet(%s)) TO '%s' (FORMAT parquet, COMPRESSION zstd)", columns, list(tab.files()), name))
 	ok(b, err)
 	info, err := os.Stat(name)
 	ok(b, err)
@@ -135,11 +141,7 @@ func (t *table) reading(state string) {
 	for i := range infos {
 		dead, rows = dead+infos[i].Dead, rows+infos[i].Rows
 	}
-	read := func(after koldproxy.Seq) coldstore.Page {
-		page, err := t.store.Page(t.ctx, coldstore.PageRequest{Table: t.oid, Segments: needed(infos, after, pageLimit), Mode: coldstore.ModeForward, After: after, Limit: pageLimit})
-		ok(t, err)
-		return page
-	}
+	read := func(after koldproxy.Seq) coldstore.Page { return t.page(needed(infos, after, pageLimit), after) }
 	random := func(i int) koldproxy.Seq {
 		k := (i * 7919) % len(infos)
 		return infos[k].MinSeq + koldproxy.Seq(int64(i)*104729)%(infos[k].MaxSeq-infos[k].MinSeq+1)
@@ -173,6 +175,14 @@ func (t *table) reading(state string) {
 }
 
 const pageLimit = 1000
+
+// page reads the rows above a position from the segments that were named for it.
+func (t *table) page(segments []uuid.UUID, after koldproxy.Seq) coldstore.Page {
+	t.Helper()
+	page, err := t.store.Page(t.ctx, coldstore.PageRequest{Table: t.oid, Segments: segments, Mode: coldstore.ModeForward, After: after, Limit: pageLimit})
+	ok(t, err)
+	return page
+}
 
 // needed are the segments that koldstore.segments_for names for a page.
 func needed(infos []coldstore.SegmentInfo, after koldproxy.Seq, limit int64) (ids []uuid.UUID) {
