@@ -30,6 +30,8 @@ type table struct {
 	columns []int
 	// inForce are the columns that rows have at the place in the log that has been applied.
 	inForce shape
+	// renamed are, by the numbers of columns, values of enums that rows there show by another name than today's.
+	renamed map[int]map[string]string
 	// key are the positions in columns of the primary key, in its order.
 	key []int
 	// equal and above are the operators = and > of the key's columns, as the primary key's index knows them. Others may
@@ -101,7 +103,10 @@ func (t *table) column(i int) *attribute { return &t.attributes[t.columns[i]] }
 const shapeSQL = `pg_catalog.md5(pg_catalog.concat_ws('|', n.nspname, c.relname,
 	(SELECT pg_catalog.string_agg(pg_catalog.concat_ws(':', a.attnum, a.attname, a.atttypid, a.atttypmod, a.attisdropped, a.xmin), ',' ORDER BY a.attnum)
 	 FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0),
-	(SELECT i.indkey::text FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisprimary)))`
+	(SELECT i.indkey::text FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisprimary),
+	(SELECT pg_catalog.string_agg(e.oid || e.enumlabel, ',' ORDER BY a.attnum, e.oid)
+	 FROM pg_catalog.pg_attribute a CROSS JOIN LATERAL koldstore.enums_in(a.atttypid) AS i(type) JOIN pg_catalog.pg_enum e ON e.enumtypid = i.type
+	 WHERE a.attrelid = c.oid AND a.attnum > 0 AND a.atttypid >= 16384)))`
 
 // The states in which a managed table or a stream takes part.
 const (

@@ -36,10 +36,12 @@ func (t *Target) begin(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequence,
 		return t.writeBackfill(ctx, tx, seqs, c)
 	case "stream":
 		var seedMax koldproxy.Seq
-		err = tx.QueryRow(ctx, `UPDATE koldstore.stream SET state = CASE WHEN seed_job IS NULL THEN 'active' ELSE 'seeding' END WHERE stream_id = $1 AND state = 'pending' RETURNING seed_max_seq`,
-			subject).Scan(&seedMax)
+		began := seqs.Watermark() + 1 // no event's
+		err = tx.QueryRow(ctx, `UPDATE koldstore.stream SET state = CASE WHEN seed_job IS NULL THEN 'active' ELSE 'seeding' END,
+				began = CASE start_at WHEN 'now' THEN koldstore.event_id($2, '0/0') END
+			WHERE stream_id = $1 AND state = 'pending' RETURNING seed_max_seq`, subject, int64(began)).Scan(&seedMax)
 		if err == nil {
-			seqs.Raise(seedMax)
+			seqs.Raise(max(began, seedMax))
 		}
 	case "table":
 		// A table may have been managed, given up and managed again before this marker came by. Only the marker of today's

@@ -117,18 +117,22 @@ func (t *table) origins(numbers []int) []int {
 }
 
 // values brings a row of a relation into the order of today's columns. A column that did not exist then has the value that
-// PostgreSQL itself shows for rows of that time: its default when it was added, or NULL.
+// PostgreSQL itself shows for rows of that time: its default when it was added, or NULL. Values of enums get the names that they
+// have today.
 func (t *table) values(row []koldproxy.Datum, origin []int) []koldproxy.Datum {
 	if row == nil {
 		return nil
 	}
-	if inPlace(row, origin) {
+	if len(t.renamed) == 0 && inPlace(row, origin) {
 		return row
 	}
 	out := make([]koldproxy.Datum, len(origin))
 	for i, from := range origin {
 		if from >= 0 {
 			out[i] = row[from]
+			if now, ok := t.renamed[t.columns[i]+1][row[from].Text]; ok && row[from].Kind == koldproxy.DatumText {
+				out[i].Text = now
+			}
 		} else if missing := t.column(i).missing; missing != nil {
 			out[i] = koldproxy.Datum{Kind: koldproxy.DatumText, Text: *missing}
 		}

@@ -91,7 +91,7 @@ func (r *Replay) find(ctx context.Context) error {
 // a minute.
 func (r *Replay) Begin(ctx context.Context, from string) (position string, gap *ReplayGap, err error) {
 	var end, floor, hole string
-	err = r.query(ctx, `SELECT coalesce((SELECT max(id) FROM %[1]s), greatest(koldstore.event_id(c.watermark, '0/0'), s.floor)),
+	err = r.query(ctx, `SELECT coalesce((SELECT max(id) FROM %[1]s), greatest(koldstore.event_id(c.watermark, '0/0'), s.floor, s.began)),
 			coalesce(greatest(s.floor, koldstore.expired(s.stream_id)), ''), coalesce(s.gap ->> 'noticed_at', '')
 		FROM koldstore.stream s CROSS JOIN koldstore.checkpoint c WHERE s.stream_id = $1 AND s.log_oid = $2`, nil,
 		func(row pgx.CollectableRow) error { return row.Scan(&end, &floor, &hole) })
@@ -126,7 +126,7 @@ func (r *Replay) Events(ctx context.Context) (n int64, err error) {
 const replayBytes = 1 << 20
 
 // Page returns up to limit events behind an id, oldest first, without those that have expired; fewer if they are large. It says whether
-// there may be more by now. The events' prev is the id of the one before, as seen from here.
+// there may be more by now. The events' prev is the id of the one before in the log.
 func (r *Replay) Page(ctx context.Context, after string, limit int) (page []ReplayEvent, more bool, err error) {
 	old, size := "NULL::text", "pg_catalog.pg_column_size(l.doc)"
 	if r.preImage {
@@ -135,7 +135,9 @@ func (r *Replay) Page(ctx context.Context, after string, limit int) (page []Repl
 	// Whether the event at the position is still there is asked of the same snapshot: if it is, so is everything behind it.
 	known := true
 	before := after
-	err = r.query(ctx, `SELECT s.known, s.hole, s.reason, s.noticed, l.* FROM (SELECT t.retention, coalesce(t.gap ->> 'after', '') AS hole, coalesce(t.gap ->> 'reason', '') AS reason,
+	prev := "" // what the log has in front of an event; a position need not be one of its
+	err = r.query(ctx, `SELECT s.known, s.behind, s.hole, s.reason, s.noticed, l.* FROM (SELECT t.retention,
+			coalesce(greatest((SELECT max(a.id) FROM %[1]s a WHERE a.id <= $3), CASE WHEN t.floor <= $3 THEN t.floor END), '') AS behind, coalesce(t.gap ->> 'after', '') AS hole, coalesce(t.gap ->> 'reason', '') AS reason,
 			coalesce(t.gap ->> 'noticed_at', '') AS noticed, EXISTS (SELECT FROM %[1]s a
 				WHERE a.id = $3 AND a.ts > coalesce(pg_catalog.statement_timestamp() - t.retention, '-infinity')) AS known
 			FROM koldstore.stream t WHERE t.stream_id = $1 AND t.log_oid = $2) s
@@ -146,19 +148,22 @@ func (r *Replay) Page(ctx context.Context, after string, limit int) (page []Repl
 		var id, op, k, doc *string
 		var millis, found *int64
 		var hole ReplayGap
-		var noticed string
+		var noticed, behind string
 		var e liveEvent
-		if err := row.Scan(&known, &hole.Floor, &hole.Reason, &noticed, &id, &op, &k, &millis, &doc, &e.old, &found); err != nil || id == nil {
+		if err := row.Scan(&known, &behind, &hole.Floor, &hole.Reason, &noticed, &id, &op, &k, &millis, &doc, &e.old, &found); err != nil || id == nil {
 			return err
 		}
 		e.id, e.op, e.k, e.millis, e.doc = *id, *op, *k, *millis, *doc
-		event := ReplayEvent{ID: e.id, Payload: e.payload(before)}
+		if len(page) == 0 {
+			prev = behind
+		}
+		event := ReplayEvent{ID: e.id, Payload: e.payload(prev)}
 		if before != "" && before <= hole.Floor && hole.Floor < e.id && (r.passed == "" || noticed != r.passed) {
 			event.Gap = &hole
 		}
 		page = append(page, event)
 		more = *found == int64(limit) || int64(len(page)) < *found
-		before = e.id
+		before, prev = e.id, e.id
 		return nil
 	})
 	if err != nil {

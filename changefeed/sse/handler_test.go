@@ -345,6 +345,26 @@ func TestPositionAhead(t *testing.T) {
 	moment.expectEvents(ids)
 }
 
+// What happened before a stream began is not in its log, and the position of another stream is no event of it.
+func TestPositionFromBeforeTheStream(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	foreign := koldproxy.EventID(koldproxy.SeqAt(time.Now().Add(-time.Hour)), 1)
+	began := koldproxy.EventID(koldproxy.SeqAt(time.Now().Add(-time.Minute)), 0)
+	w.exec(`UPDATE koldstore.stream SET began = '` + began + `' WHERE name = 's'`)
+	late := w.begin(foreign)
+	late.expectGap(began, "retention")
+	between := w.open(koldproxy.EventID(koldproxy.SeqAt(time.Now()), 1))
+	ids := w.write(2)
+	for _, s := range []*stream{late, between} {
+		_, first := s.event()
+		_, second := s.event()
+		if first["prev"] != nil || second["prev"] != ids[0] {
+			t.Errorf("the predecessors are %v and %v, want none and %s", first["prev"], second["prev"], ids[0])
+		}
+	}
+}
+
 // Where PostgreSQL asks for no password there is none to check, and the answer says so.
 func TestServerThatTrusts(t *testing.T) {
 	t.Parallel()
