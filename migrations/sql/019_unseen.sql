@@ -6,7 +6,7 @@
 
 INSERT INTO koldstore.replaced
 SELECT pg_catalog.pg_get_functiondef(p.oid), 19 FROM pg_catalog.pg_proc p
-WHERE p.pronamespace = 'koldstore'::regnamespace AND p.proname IN ('shape_of', 'note_shape', 'expired', 'follow_rights');
+WHERE p.pronamespace = 'koldstore'::regnamespace AND p.proname IN ('shape_of', 'note_shape', 'expired', 'follow_rights', 'publish', 'unpublish');
 
 -- enums_in are the enum types that values of a type consist of or contain.
 CREATE FUNCTION koldstore.enums_in(declared oid) RETURNS SETOF oid
@@ -92,6 +92,60 @@ BEGIN
         PERFORM koldstore.follow_rights_of(f.target, f.source);
     END LOOP;
     PERFORM set_config('koldstore.following', 'off', true);
+END $$;
+
+-- publish and unpublish may be called for one table by transactions that overlap. Each takes the table's row first, and looks at what the other
+-- one has left afterwards; where a transaction has one snapshot for all statements the row has changed, which is an error (40001).
+
+CREATE OR REPLACE FUNCTION koldstore.publish(rel regclass, attempts integer DEFAULT 15) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    known    boolean;
+    identity "char";
+BEGIN
+    UPDATE koldstore.published_table t SET shape = t.shape WHERE t.table_oid = rel;
+    known := FOUND;
+    SELECT c.relreplident INTO identity FROM pg_catalog.pg_class c WHERE c.oid = rel;
+    IF known AND identity = 'f' AND koldstore.is_published(rel) THEN
+        RETURN;
+    END IF;
+    PERFORM koldstore.lock_writers_out(rel, identity <> 'f', attempts);
+    IF NOT koldstore.is_published(rel) THEN
+        EXECUTE pg_catalog.format('ALTER PUBLICATION koldproxy ADD TABLE ONLY %s', rel);
+    END IF;
+    INSERT INTO koldstore.published_table (table_oid, identity_before, shape) VALUES (rel, identity, '[]') ON CONFLICT DO NOTHING;
+    PERFORM koldstore.note_partitions(rel);
+    PERFORM koldstore.note_shape(rel);
+END $$;
+
+CREATE OR REPLACE FUNCTION koldstore.unpublish(rel oid) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    identity "char";
+    leaf     record;
+BEGIN
+    PERFORM FROM koldstore.published_table t WHERE t.table_oid = rel FOR UPDATE;
+    IF EXISTS (SELECT FROM koldstore.stream s WHERE s.table_oid = rel)
+       OR EXISTS (SELECT FROM koldstore.managed_table m WHERE m.table_oid = rel) THEN
+        RETURN;
+    END IF;
+    DELETE FROM koldstore.published_table t WHERE t.table_oid = rel RETURNING t.identity_before INTO identity;
+    IF identity IS NULL OR NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = rel) THEN
+        RETURN;
+    END IF;
+    IF koldstore.is_published(rel) THEN
+        EXECUTE pg_catalog.format('ALTER PUBLICATION koldproxy DROP TABLE ONLY %s', rel::pg_catalog.regclass);
+    END IF;
+    FOR leaf IN DELETE FROM koldstore.partition p WHERE p.table_oid = rel RETURNING * LOOP
+        IF leaf.identity_before IN ('d', 'n') AND EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = leaf.leaf_oid) THEN
+            EXECUTE pg_catalog.format('ALTER TABLE %s REPLICA IDENTITY %s', leaf.leaf_oid::pg_catalog.regclass,
+                CASE leaf.identity_before WHEN 'd' THEN 'DEFAULT' ELSE 'NOTHING' END);
+        END IF;
+    END LOOP;
+    IF identity IN ('d', 'n') THEN
+        EXECUTE pg_catalog.format('ALTER TABLE %s REPLICA IDENTITY %s', rel::pg_catalog.regclass,
+            CASE identity WHEN 'd' THEN 'DEFAULT' ELSE 'NOTHING' END);
+    END IF;
 END $$;
 
 -- Tables that are captured already: what has been renamed so far is not known.
