@@ -2,12 +2,14 @@ package changefeed_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // B20: columns change their names, come and go, in the middle of a transaction; documents have the columns of
@@ -31,6 +33,23 @@ func TestColumnsChangeInTheMiddleOfATransaction(t *testing.T) {
 	h.expect(`SELECT state, reason FROM koldstore.managed_table`, `broken column "id" of the primary key has been renamed to "key"`)
 	h.expect(`SELECT id, op FROM koldstore.t__cl ORDER BY id`, "1 1", "2 1", "4 1", "5 1")
 	h.expect(`SELECT count(*) FROM koldstore.quarantine`, "0")
+}
+
+// A foreign key would keep events from expiring, and the log from going with its stream.
+func TestForeignKeysToLogs(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(tableT)
+	h.stream("s", "t", "true")
+	h.admin(`CREATE TABLE other (id text)`)
+	for _, sql := range []string{`CREATE TABLE f (x text REFERENCES _stream_s)`, `ALTER TABLE other ADD FOREIGN KEY (id) REFERENCES _stream_s`} {
+		_, err := h.pool.Exec(t.Context(), sql)
+		var pg *pgconn.PgError
+		if !errors.As(err, &pg) || pg.Code != "42809" {
+			t.Errorf("%s: %v", sql, err)
+		}
+	}
+	h.exec(`CALL koldstore.drop_stream(NULL, 's')`)
 }
 
 // The applier is behind while columns are renamed, dropped and added: old rows are matched to today's columns.

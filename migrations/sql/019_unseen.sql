@@ -163,6 +163,20 @@ BEGIN
     JOIN pg_inherits i ON i.inhrelid = d.objid JOIN pg_class c ON c.oid = i.inhparent AND c.relkind = 'r';
 END $$;
 
+-- refuse_reference keeps foreign keys from referring to logs: events go when they have expired, and the log with its stream.
+CREATE FUNCTION koldstore.refuse_reference() RETURNS event_trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    log oid;
+BEGIN
+    SELECT k.confrelid INTO log FROM pg_event_trigger_ddl_commands() d JOIN pg_constraint k ON k.conrelid = d.objid AND k.contype = 'f'
+    WHERE d.classid = 'pg_class'::regclass AND koldstore.is_log(k.confrelid) LIMIT 1;
+    IF log IS NOT NULL THEN
+        RAISE EXCEPTION 'a foreign key cannot refer to "%": it is the log of a stream', koldstore.name_of(log)
+            USING ERRCODE = '42809', HINT = 'Events go when they have expired, and with DROP STREAM. Keep their ids without a foreign key.';
+    END IF;
+END $$;
+
 -- A stream begins somewhere: whoever comes with a position from before has missed what happened until then, as if it had expired.
 ALTER TABLE koldstore.stream ADD began text COLLATE "C";
 COMMENT ON COLUMN koldstore.stream.began IS 'A position in front of the first event. Whatever happened before it is not in the log, whether or not it would have matched.';
@@ -188,6 +202,8 @@ BEGIN
         CREATE EVENT TRIGGER koldproxy_labels ON ddl_command_end WHEN TAG IN ('ALTER TYPE') EXECUTE FUNCTION koldstore.note_labels();
         CREATE EVENT TRIGGER koldproxy_children ON ddl_command_end WHEN TAG IN ('CREATE TABLE', 'CREATE FOREIGN TABLE', 'CREATE SCHEMA', 'ALTER TABLE', 'ALTER FOREIGN TABLE')
             EXECUTE FUNCTION koldstore.note_children();
+        CREATE EVENT TRIGGER koldproxy_reference ON ddl_command_end WHEN TAG IN ('CREATE TABLE', 'CREATE SCHEMA', 'ALTER TABLE') EXECUTE FUNCTION koldstore.refuse_reference();
+        ALTER EVENT TRIGGER koldproxy_reference ENABLE ALWAYS;
         ALTER EVENT TRIGGER koldproxy_labels ENABLE ALWAYS;
         ALTER EVENT TRIGGER koldproxy_children ENABLE ALWAYS;
     END IF;
@@ -197,7 +213,8 @@ END $$;
 
 DROP EVENT TRIGGER IF EXISTS koldproxy_labels;
 DROP EVENT TRIGGER IF EXISTS koldproxy_children;
-DROP FUNCTION koldstore.note_labels, koldstore.note_children;
+DROP EVENT TRIGGER IF EXISTS koldproxy_reference;
+DROP FUNCTION koldstore.note_labels, koldstore.note_children, koldstore.refuse_reference;
 DO $$
 DECLARE
     d text;
