@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -124,7 +125,10 @@ func sweep(ctx context.Context, b *bench) (err error) {
 	if err != nil {
 		return err
 	}
-	n := b.scaled(10_000_000)
+	n := b.expired
+	if n == 0 {
+		n = b.scaled(10_000_000)
+	}
 	size := func() (bytes int64, err error) {
 		return value[int64](ctx, d.source, `SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class c WHERE c.relnamespace = 'koldstore'::regnamespace AND c.relname LIKE '\_stream\_%' AND c.relkind = 'r'`)
 	}
@@ -174,6 +178,10 @@ func sweep(ctx context.Context, b *bench) (err error) {
 	if err != nil {
 		return err
 	}
+	calmRate, err := d.appendRate(ctx)
+	if err != nil {
+		return err
+	}
 	watch, err := pgx.Connect(ctx, b.cluster.DSN(d.name, "", ""))
 	if err != nil {
 		return err
@@ -190,6 +198,10 @@ func sweep(ctx context.Context, b *bench) (err error) {
 		took = time.Since(begun)
 		gone <- err
 	}()
+	sweptRate, err := d.appendRate(ctx)
+	if err != nil {
+		return errors.Join(err, <-gone)
+	}
 	meanwhile, err := visible()
 	if err := errors.Join(err, <-gone); err != nil {
 		return err
@@ -205,7 +217,27 @@ func sweep(ctx context.Context, b *bench) (err error) {
 	slices.Sort(calm)
 	slices.Sort(meanwhile)
 	fmt.Printf("\n(The walsender went on reading the events for %.1f s.)\n", decoded.Seconds())
-	fmt.Printf("\n| Expired events | Gone after, s | Log before, MB | and after | Dead rows | Commit to log, p50 and max, ms, before | meanwhile |\n|---|---|---|---|---|---|---|\n| %d | %.1f | %d | %d | %d | %.1f, %.1f | %.1f, %.1f |\n",
-		n, took.Seconds(), (full-empty)>>20, (left-empty)>>20, dead, calm[len(calm)/2], calm[len(calm)-1], meanwhile[len(meanwhile)/2], meanwhile[len(meanwhile)-1])
+	fmt.Printf("\n| Expired events | Gone after, s | Log before, MB | and after | Dead rows | Appended, events/s, before | meanwhile | Commit to log, p50 and max, ms, before | meanwhile |\n|---|---|---|---|---|---|---|---|---|\n| %d | %.1f | %d | %d | %d | %.0f | %.0f | %.1f, %.1f | %.1f, %.1f |\n",
+		n, took.Seconds(), (full-empty)>>20, (left-empty)>>20, dead, calmRate, sweptRate, calm[len(calm)/2], calm[len(calm)-1], meanwhile[len(meanwhile)/2], meanwhile[len(meanwhile)-1])
 	return nil
+}
+
+// appendRate is how many events a second come into the log while four sessions insert as fast as they can, for the length of a measurement.
+func (d *database) appendRate(ctx context.Context) (float64, error) {
+	const events = `SELECT sum(events)::bigint FROM koldstore.stream_status`
+	before, err := value[int64](ctx, d.source, events)
+	if err != nil {
+		return 0, err
+	}
+	begun := time.Now()
+	const script = "\\set id random(1000000, 1000000000000000)\nINSERT INTO t0 (id, bucket, amount, at) VALUES (:id, 0, 1, now()) ON CONFLICT DO NOTHING;\n"
+	if _, err := d.pgbench(ctx, script, "-c", "4", "-j", "1", "-M", "prepared", "-T", strconv.Itoa(d.b.seconds)); err != nil {
+		return 0, err
+	}
+	if err := exec1(ctx, d.source, `SELECT koldstore.wait_for_async_mirror()`); err != nil {
+		return 0, err
+	}
+	took := time.Since(begun)
+	after, err := value[int64](ctx, d.source, events)
+	return float64(after-before) / took.Seconds(), err
 }

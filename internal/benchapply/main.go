@@ -19,6 +19,7 @@ type options struct {
 	rounds  int
 	seconds int
 	bigRows int
+	expired int
 	only    string
 	perf    string
 }
@@ -47,6 +48,7 @@ func main() {
 	flag.IntVar(&o.rounds, "rounds", 3, "rounds of each comparison; medians are printed")
 	flag.IntVar(&o.seconds, "seconds", 5, "length of each measurement that takes time rather than rows")
 	flag.IntVar(&o.bigRows, "big", 1_000_000, "rows of the large transaction of part memory")
+	flag.IntVar(&o.expired, "expired", 0, "expired events of part sweep; 0 is 10 000 000 times the scale")
 	flag.StringVar(&o.only, "only", "", "parts to measure, separated by commas: drain, streams, latency, cost, page, memory, push, fanout, replay, sweep; or case names of drains")
 	flag.StringVar(&o.perf, "perf", "", "record the drains of koldproxy with `perf` into this file")
 	flag.Parse()
@@ -59,7 +61,7 @@ func main() {
 }
 
 func run(ctx context.Context, o options) (err error) {
-	if o.scale <= 0 || o.rounds < 1 || o.seconds < 1 || o.bigRows < 1 {
+	if o.scale <= 0 || o.rounds < 1 || o.seconds < 1 || o.bigRows < 1 || o.expired < 0 {
 		return errors.New("sizes must be positive")
 	}
 	b, err := newBench(ctx, o)
