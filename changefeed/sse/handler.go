@@ -279,6 +279,9 @@ func gap(out []byte, g changefeed.ReplayGap) []byte {
 	return fmt.Appendf(out, "event: gap\ndata: %s\n\n", text)
 }
 
+// dropped is why a response ends with its stream.
+const dropped = "the stream was dropped"
+
 // follow sends events until something ends it: reason is why the server does.
 func (c *client) follow(ctx context.Context, after string) (reason string, err error) {
 	poll := time.NewTicker(c.handler.cfg.Poll)
@@ -292,6 +295,9 @@ func (c *client) follow(ctx context.Context, after string) (reason string, err e
 				return "", err // the client comes back with its position
 			}
 			if !allowed {
+				if _, err := c.replay.Events(ctx); errors.Is(err, changefeed.ErrNoStream) { // the owner's right goes with it
+					return dropped, nil
+				}
 				return "permission denied", nil
 			}
 		}
@@ -300,7 +306,7 @@ func (c *client) follow(ctx context.Context, after string) (reason string, err e
 		if read {
 			page, more, err = c.replay.Page(ctx, after, c.handler.cfg.PageRows)
 			if errors.Is(err, changefeed.ErrNoStream) {
-				return "the stream was dropped", nil
+				return dropped, nil
 			}
 			if err != nil {
 				return "", err

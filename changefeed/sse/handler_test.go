@@ -463,6 +463,7 @@ func TestEndsOfAStream(t *testing.T) {
 			t.Fatalf("got %q", line)
 		}
 	}
+	live.expectLine(`data: {"reason":"the stream was dropped"}`)
 }
 
 // What is not a GET, asks for the end only, or has not logged in, costs nothing that lasts.
