@@ -290,11 +290,21 @@ func TestDirectTLSFromClients(t *testing.T) {
 func TestCancelOverTLS(t *testing.T) {
 	t.Parallel()
 	p := startSecureProxy(t, clientTLSWith(t, issued(t, "koldproxy")), serverTLSMode(ServerTLSRequire), endsSCRAM)
-	conn := connect(t, p.dsnFor("scram_user", rolePassword, "sslmode", "require"))
+	config, err := pgx.ParseConfig(p.dsnFor("scram_user", rolePassword, "sslmode", "require"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancelled := make(chan error, 1)
+	config.OnNotice = func(conn *pgconn.PgConn, _ *pgconn.Notice) { // the statement runs: before, there is nothing to cancel
+		go func() { cancelled <- conn.CancelRequest(within(t)) }()
+	}
+	conn, err := pgx.ConnectConfig(within(t), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
 	for range 10 {
-		cancelled := make(chan error, 1)
-		time.AfterFunc(time.Millisecond, func() { cancelled <- conn.PgConn().CancelRequest(within(t)) })
-		_, err := conn.Exec(within(t), "SELECT pg_sleep(60)")
+		_, err := conn.Exec(within(t), "DO $$ BEGIN RAISE NOTICE 'asleep'; PERFORM pg_sleep(60); END $$")
 		if e, ok := errors.AsType[*pgconn.PgError](err); !ok || e.Code != koldproxy.CodeQueryCanceled {
 			t.Fatalf("%v", err)
 		}
