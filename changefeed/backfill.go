@@ -101,7 +101,12 @@ func (t *Target) readBackfill(ctx context.Context, tx pgx.Tx, tab *table, s *str
 	if err != nil {
 		return err
 	}
-	err = t.judgeBackfill(ctx, tx, tab, s, literals, page)
+	err = t.judgeBackfill(ctx, tx, tab, s, literals, page, false)
+	if errors.Is(err, errStale) { // or the predicate does not work under any catalog
+		if err = t.checkStillTrue(ctx, tx, tab); err == nil {
+			err = t.judgeBackfill(ctx, tx, tab, s, literals, page, true)
+		}
+	}
 	if err == nil {
 		err = t.checkStillTrue(ctx, tx, tab)
 	}
@@ -135,7 +140,7 @@ func (t *Target) readRows(ctx context.Context, tx pgx.Tx, s *stream, after []str
 		return nil, 0, fmt.Errorf("encode a limit: %w", err)
 	}
 	sql := `SELECT r.literal, r.key FROM koldstore.` + ident("reader_"+strconv.FormatInt(s.id, 10)) + `($1, $2) AS r`
-	err = t.eval.run(ctx, tx, sql, [][]byte{key, count}, []uint32{pgtype.TextArrayOID, pgtype.Int8OID}, func(row [][]byte) error {
+	err = t.eval.run(ctx, idle(tx), sql, [][]byte{key, count}, []uint32{pgtype.TextArrayOID, pgtype.Int8OID}, func(row [][]byte) error {
 		literals, size = append(literals, string(row[0])), size+len(row[0])
 		page.key = nil
 		return t.eval.types.Scan(pgtype.TextArrayOID, pgtype.TextFormatCode, row[1], &page.key)
@@ -148,7 +153,7 @@ func (t *Target) readRows(ctx context.Context, tx pgx.Tx, s *stream, after []str
 }
 
 // judgeBackfill keeps the rows that match. A stream that turns out to be broken is broken here, and page.stream is 0.
-func (t *Target) judgeBackfill(ctx context.Context, tx pgx.Tx, tab *table, s *stream, literals []string, page *backfillPage) error {
+func (t *Target) judgeBackfill(ctx context.Context, tx pgx.Tx, tab *table, s *stream, literals []string, page *backfillPage, last bool) error {
 	asks := make([]bool, len(tab.streams))
 	nth := 0
 	for i := range tab.streams {
@@ -160,7 +165,7 @@ func (t *Target) judgeBackfill(ctx context.Context, tx pgx.Tx, tab *table, s *st
 	for i := range literals {
 		questions[i] = question{literal: literals[i], answer: &answers[i], asks: asks}
 	}
-	j := &judge{target: t, tx: tx, table: tab, broken: make(map[*stream]string)}
+	j := t.newJudge(idle(tx), tab, last)
 	if err := j.ask(ctx, questions); err != nil {
 		return err
 	}

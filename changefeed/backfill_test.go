@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -240,5 +241,18 @@ func TestBackfillIsGivenUp(t *testing.T) {
 		}
 		h.expect(`SELECT name FROM koldstore.stream`, "other")
 		h.expect(`SELECT to_regclass('_stream_s')`, "NULL")
+	}
+}
+
+// A predicate whose code does not work where koldproxy runs it breaks the stream, whose creator is told.
+func TestBackfillOfAPredicateThatDoesNotWork(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(`CREATE FUNCTION inner1(int) RETURNS bool LANGUAGE sql IMMUTABLE AS 'SELECT $1 > 5'`,
+		`CREATE FUNCTION outer1(int) RETURNS bool LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN inner1($1); END'`,
+		`CREATE TABLE t (id int PRIMARY KEY, v int)`, `INSERT INTO t VALUES (9, 9)`)
+	err := <-h.createEarliest(`SELECT 1`, "s", "t", "outer1(v)")
+	if err == nil || !strings.Contains(err.Error(), "inner1") {
+		t.Errorf("the statement says %v", err)
 	}
 }

@@ -103,18 +103,19 @@ func (e *event) deletionJudgedBy(i int, tab *table, s *stream) (it item, write b
 }
 
 // streamSQL is the statement that appends events to a stream's log. Its parameters are arrays that run in parallel: ids, verdicts,
-// commit times, documents and old images.
+// commit times, documents and, if the stream has them, old images.
 func streamSQL(tab *table, s *stream) string {
-	old, oldValue := "", ""
+	old, oldValue, oldText := "", "", ""
 	if s.preImage {
-		old, oldValue = ", old", ", d.old"
+		old, oldValue, oldText = ", old", ", u.old::pg_catalog.jsonb AS old", ", unnest($5::text[]) AS old"
 	}
+	// As in plainRows, a function in FROM would keep all of its rows first.
 	return fmt.Sprintf(`INSERT INTO %[1]s (id, op, k, ts, doc%[2]s)
-  SELECT d.id, d.op, %[3]s, d.ts, d.doc%[4]s
-  FROM (SELECT u.id, u.op, u.ts, u.doc::pg_catalog.jsonb AS doc, u.old::pg_catalog.jsonb AS old
-        FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::text[], $5::text[]) AS u(id, op, ts, doc, old)
+  SELECT d.id, d.op, %[3]s, d.ts, d.doc%[2]s
+  FROM (SELECT u.id, u.op, u.ts, u.doc::pg_catalog.jsonb AS doc%[4]s
+        FROM (SELECT unnest($1::text[]) AS id, unnest($2::text[]) AS op, unnest($3::timestamptz[]) AS ts, unnest($4::text[]) AS doc%[5]s OFFSET 0) u
         OFFSET 0) d`,
-		s.log, old, keyJSON(tab, "d.doc"), oldValue)
+		s.log, old, keyJSON(tab, "d.doc"), oldValue, oldText)
 }
 
 // countSQL adds to the counters of streams, all of them in one statement. It comes after everything else in a batch: whoever stores
@@ -134,13 +135,15 @@ func keyJSON(tab *table, image string) string {
 }
 
 // streamArgs are the parameters of streamSQL for some events.
-func streamArgs(items []item) []any {
-	n := len(items)
-	ids, verdicts, times := make([]string, n), make([]string, n), make([]time.Time, n)
-	docs, old := make([]*string, n), make([]*string, n)
-	for i, it := range items {
-		ids[i], verdicts[i], times[i] = koldproxy.EventID(it.seq, it.lsn), it.verdict, it.at
-		docs[i], old[i] = it.doc, it.oldImage
+func streamArgs(s *stream, items []item) []any {
+	args := []any{
+		column(items, func(it *item) string { return koldproxy.EventID(it.seq, it.lsn) }),
+		column(items, func(it *item) string { return it.verdict }),
+		column(items, func(it *item) time.Time { return it.at }),
+		column(items, func(it *item) *string { return it.doc }),
 	}
-	return []any{ids, verdicts, times, docs, old}
+	if s.preImage {
+		args = append(args, column(items, func(it *item) *string { return it.oldImage }))
+	}
+	return args
 }

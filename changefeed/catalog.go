@@ -41,6 +41,7 @@ type table struct {
 	queries      map[string]string // see judge.evaluate
 	mirror       *mirror           // nil if the table is not managed
 	streams      []*stream
+	judged       []int // see judgedColumns
 }
 
 // attribute is a column as pg_attribute has it.
@@ -169,6 +170,7 @@ func (t *Target) loadCatalog(ctx context.Context, tx pgx.Tx) (*catalog, error) {
 			t.metrics.knowStream(s.label)
 			s.sql = streamSQL(tab, s)
 		}
+		tab.judged = tab.judgedColumns()
 	}
 	return cat, nil
 }

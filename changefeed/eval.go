@@ -78,6 +78,13 @@ func newEvalSession(dsn string, timeout time.Duration) (*evalSession, error) {
 	return &evalSession{cfg: cfg, timeout: timeout, types: pgtype.NewMap()}, nil
 }
 
+// applySession returns the transaction of the apply session, in which nothing of the work at hand has been written, when nothing else uses it
+// any more. Those who evaluate rows need it when something is wrong or takes long.
+type applySession func() pgx.Tx
+
+// idle is an apply session that nothing else uses.
+func idle(tx pgx.Tx) applySession { return func() pgx.Tx { return tx } }
+
 // evaluated is what became of one row: the row as JSON unless only predicates were asked, and for each predicate that was asked for whether it is true.
 type evaluated struct {
 	image   string
@@ -93,15 +100,15 @@ const (
 )
 
 // rows evaluates literals of a row type. A *pgconn.PgError that [raised] recognizes was raised by the rows, or in their name;
-// any other error is one of the connection, which is closed then. tx is that of the apply session.
-func (s *evalSession) rows(ctx context.Context, tx pgx.Tx, rowType uint32, literals []string, predicates []uint32) ([]evaluated, error) {
+// any other error is one of the connection, which is closed then.
+func (s *evalSession) rows(ctx context.Context, apply applySession, rowType uint32, literals []string, predicates []uint32) ([]evaluated, error) {
 	args, err := s.encode(rowType, literals, predicates)
 	if err != nil {
 		return nil, err
 	}
 	out := make([]evaluated, len(literals))
 	seen := 0
-	err = s.run(ctx, tx, evalSQL, args, []uint32{pgtype.OIDOID, pgtype.TextArrayOID, pgtype.OIDArrayOID}, func(row [][]byte) error {
+	err = s.run(ctx, apply, evalSQL, args, []uint32{pgtype.OIDOID, pgtype.TextArrayOID, pgtype.OIDArrayOID}, func(row [][]byte) error {
 		var ord int64
 		var matches []*bool
 		if err := s.types.Scan(pgtype.Int8OID, pgtype.TextFormatCode, row[0], &ord); err != nil {
@@ -164,10 +171,10 @@ func (s *evalSession) encode(values ...any) ([][]byte, error) {
 }
 
 // query writes the query for judge.
-func (s *evalSession) query(ctx context.Context, tx pgx.Tx, rowType uint32, predicates []uint32) (query string, err error) {
+func (s *evalSession) query(ctx context.Context, apply applySession, rowType uint32, predicates []uint32) (query string, err error) {
 	args, err := s.encode(rowType, predicates)
 	if err == nil {
-		err = s.run(ctx, tx, querySQL, args, []uint32{pgtype.OIDOID, pgtype.OIDArrayOID}, func(row [][]byte) error {
+		err = s.run(ctx, apply, querySQL, args, []uint32{pgtype.OIDOID, pgtype.OIDArrayOID}, func(row [][]byte) error {
 			query = string(row[0])
 			return nil
 		})
@@ -182,14 +189,14 @@ func (s *evalSession) query(ctx context.Context, tx pgx.Tx, rowType uint32, pred
 const predicatesPerWord = 60
 
 // judge asks the predicates of a query, so many of them, about literals. Errors are those of rows.
-func (s *evalSession) judge(ctx context.Context, tx pgx.Tx, query string, literals []string, predicates int) ([]evaluated, error) {
+func (s *evalSession) judge(ctx context.Context, apply applySession, query string, literals []string, predicates int) ([]evaluated, error) {
 	args, err := s.encode(query, literals)
 	if err != nil {
 		return nil, err
 	}
 	out, all := make([]evaluated, len(literals)), make([]bool, len(literals)*predicates)
 	seen := 0
-	err = s.run(ctx, tx, judgeSQL, args, []uint32{pgtype.TextOID, pgtype.TextArrayOID}, func(row [][]byte) error {
+	err = s.run(ctx, apply, judgeSQL, args, []uint32{pgtype.TextOID, pgtype.TextArrayOID}, func(row [][]byte) error {
 		ord, err := strconv.Atoi(string(row[0]))
 		if err != nil || ord < 1 || ord > len(out) {
 			return fmt.Errorf("an answer about row %q of %d", row[0], len(out))
@@ -227,9 +234,9 @@ func unpack(bits []bool, words string) error {
 }
 
 // matches asks a predicate about a row that cannot be shown as JSON.
-func (s *evalSession) matches(ctx context.Context, tx pgx.Tx, predicate uint32, literal string) (yes bool, err error) {
+func (s *evalSession) matches(ctx context.Context, apply applySession, predicate uint32, literal string) (yes bool, err error) {
 	oid := binary.BigEndian.AppendUint32(nil, predicate)
-	err = s.run(ctx, tx, matchSQL, [][]byte{[]byte(literal), oid}, []uint32{pgtype.TextOID, pgtype.OIDOID}, func(row [][]byte) error {
+	err = s.run(ctx, apply, matchSQL, [][]byte{[]byte(literal), oid}, []uint32{pgtype.TextOID, pgtype.OIDOID}, func(row [][]byte) error {
 		yes = string(row[0]) == "t"
 		return nil
 	})
@@ -249,7 +256,7 @@ func raised(err error) *pgconn.PgError {
 }
 
 // run executes one statement in a transaction of its own. Values come as text; args are binary.
-func (s *evalSession) run(ctx context.Context, tx pgx.Tx, sql string, args [][]byte, types []uint32, each func(row [][]byte) error) error {
+func (s *evalSession) run(ctx context.Context, apply applySession, sql string, args [][]byte, types []uint32, each func(row [][]byte) error) error {
 	if err := s.ready(ctx); err != nil {
 		return err
 	}
@@ -282,7 +289,7 @@ func (s *evalSession) run(ctx context.Context, tx pgx.Tx, sql string, args [][]b
 		s.close(ctx)
 		return ctx.Err()
 	case bounded.Err() != nil:
-		return s.terminate(ctx, tx)
+		return s.terminate(ctx, apply())
 	case raised(err) == nil:
 		s.close(ctx)
 		return errors.Join(err, failed)

@@ -49,6 +49,10 @@ func (t *Target) beginHeal(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Seque
 	var begun bool
 	err := tx.QueryRow(ctx, `SELECT koldstore.heal_here($1, $2, $3::text::uuid, $4, $5::text::pg_lsn)`,
 		oid, details.Reason, details.Job, int64(seqs.Watermark()), c.CommitLSN.String()).Scan(&begun)
+	if err == nil && !begun && details.Job != nil { // somebody may wait for it
+		_, err = tx.Exec(ctx, `UPDATE koldstore.job SET status = 'cancelled', error = 'another job does the same, or the table is not managed any more', ended_at = pg_catalog.clock_timestamp()
+			WHERE job_id = $1::text::uuid AND status = 'queued'`, *details.Job)
+	}
 	if err != nil {
 		return fmt.Errorf("begin to heal the feed of table %d: %w", oid, err)
 	}
@@ -196,7 +200,7 @@ func (t *Target) compare(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Sequenc
 			questions = append(questions, question{literal: *found[i], answer: &answers[i], asks: make([]bool, len(tab.streams))})
 		}
 	}
-	j := &judge{target: t, tx: tx, table: tab, last: last}
+	j := t.newJudge(idle(tx), tab, last)
 	if err := j.ask(ctx, questions); err != nil {
 		return 0, err
 	}

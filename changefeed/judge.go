@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
@@ -39,7 +38,7 @@ func (q *question) asked(i int) bool { return q.asks == nil || q.asks[i] }
 // they are taken for what they are.
 type judge struct {
 	target *Target
-	tx     pgx.Tx
+	apply  applySession
 	table  *table
 	last   bool
 	// broken are streams of the table that cannot go on, with the reason, and ruined why the table's rows cannot be shown.
@@ -47,6 +46,10 @@ type judge struct {
 	ruined string
 	// sound says of a suspect whether it does what it should with a row of NULLs, once that was asked.
 	sound map[suspect]bool
+}
+
+func (t *Target) newJudge(apply applySession, tab *table, last bool) *judge {
+	return &judge{target: t, apply: apply, table: tab, last: last, broken: make(map[*stream]string), sound: make(map[suspect]bool)}
 }
 
 const (
@@ -66,32 +69,64 @@ const (
 	evalPause = 20 * time.Millisecond
 )
 
-// judge answers the questions about the rows of a plan: first about every new row, and about deleted ones that a stream may
-// have had; then about the old rows of updates, where what became of the new row leaves it open.
-func (t *Target) judge(ctx context.Context, tx pgx.Tx, te *tableEvents, last bool) (*judge, error) {
-	j := &judge{target: t, tx: tx, table: te.table, last: last, broken: make(map[*stream]string), sound: make(map[suspect]bool)}
-	var first, second []question
-	asked := len(te.table.streams) > 0
+// paint makes the images of the rows of a plan that can be made here, and returns what is to be asked first: about every new row, and about
+// deleted ones that a stream may have had.
+func (te *tableEvents) paint() (first []question) {
+	tab := te.table
+	asked := len(tab.streams) > 0
 	for i := range te.events {
 		e := &te.events[i]
 		switch {
 		case e.problem != "":
 		case e.op != koldproxy.OpDelete:
-			if !asked && te.table.painter != nil { // what takes the image paints it
+			if !asked && tab.painter != nil { // what takes the image paints it
 				e.newJudged = &judged{}
-				te.table.cannotFit(e.new, e.newJudged)
+				tab.cannotFit(e.new, e.newJudged)
 				continue
 			}
-			if e.newJudged = te.table.paint(e.new); !te.table.cannotFit(e.new, e.newJudged) {
-				first = append(first, question{literal: *e.newLiteral(), answer: e.newJudged})
+			if e.newJudged = tab.paint(e.new); !tab.cannotFit(e.new, e.newJudged) {
+				first = append(first, tab.question(e.new, e.newLiteral, e.newJudged))
 			}
 		case asked:
-			if e.oldJudged = te.table.paint(e.old); te.table.cannotFit(e.old, e.oldJudged) {
-				continue
+			if e.oldJudged = tab.paint(e.old); !tab.cannotFit(e.old, e.oldJudged) {
+				first = append(first, tab.question(e.old, e.oldLiteral, e.oldJudged))
 			}
-			first = append(first, question{literal: *e.oldLiteral(), answer: e.oldJudged})
 		}
 	}
+	return first
+}
+
+// question asks about a row. If its image is there already, and predicates look at some of its columns only, these alone are read.
+func (t *table) question(row []koldproxy.Datum, literal func() *string, answer *judged) question {
+	if t.judged == nil {
+		return question{literal: *literal(), answer: answer}
+	}
+	some := make([]koldproxy.Datum, len(row)) // NULL but for these
+	for _, i := range t.judged {
+		some[i] = row[i]
+	}
+	return question{literal: rowLiteral(some), answer: answer}
+}
+
+// judgedColumns are the positions of the columns that predicates look at; nil if that is not known for all of them, or if reading the
+// others can run code of users.
+func (t *table) judgedColumns() []int {
+	used := []int{}
+	for _, s := range t.streams {
+		if t.painter == nil || s.foreign || len(s.uses) == 0 || slices.Contains(s.uses, -1) {
+			return nil
+		}
+		used = append(used, s.uses...)
+	}
+	slices.Sort(used)
+	return slices.Compact(used)
+}
+
+// judge answers the first questions about the rows of a plan; then it asks about the old rows of updates, where what became of the new row
+// leaves it open.
+func (t *Target) judge(ctx context.Context, apply applySession, te *tableEvents, first []question, last bool) (*judge, error) {
+	j := t.newJudge(apply, te.table, last)
+	var second []question
 	if err := j.ask(ctx, first); err != nil {
 		return nil, err
 	}
@@ -103,7 +138,9 @@ func (t *Target) judge(ctx context.Context, tx pgx.Tx, te *tableEvents, last boo
 			}
 			e.oldJudged.matches = make([]bool, len(asks))
 			if e.oldJudged.image == nil || slices.Contains(asks, true) {
-				second = append(second, question{literal: *e.oldLiteral(), answer: e.oldJudged, asks: asks})
+				q := te.table.question(e.old, e.oldLiteral, e.oldJudged)
+				q.asks = asks
+				second = append(second, q)
 			}
 		}
 	}
@@ -324,7 +361,7 @@ func (j *judge) askAlone(ctx context.Context, q *question, streams []int) error 
 // matchAlone asks the predicate's own function, which is the last word about it, and returns what it raised, if so.
 func (j *judge) matchAlone(ctx context.Context, s *stream, literal string) (yes bool, failure *pgconn.PgError, err error) {
 	err = j.patiently(ctx, func() error {
-		yes, err = j.target.eval.matches(ctx, j.tx, s.predicateOID, literal)
+		yes, err = j.target.eval.matches(ctx, j.apply, s.predicateOID, literal)
 		return err
 	})
 	if failure = raised(err); failure != nil {
@@ -449,13 +486,13 @@ func (j *judge) patiently(ctx context.Context, question func() error) error {
 // evaluate asks the eval session once.
 func (j *judge) evaluate(ctx context.Context, literals []string, predicates []uint32, images bool) ([]evaluated, error) {
 	if images {
-		return j.target.eval.rows(ctx, j.tx, j.table.rowType, literals, predicates)
+		return j.target.eval.rows(ctx, j.apply, j.table.rowType, literals, predicates)
 	}
 	key := fmt.Sprint(predicates)
 	query := j.table.queries[key]
 	if query == "" {
 		var err error
-		if query, err = j.target.eval.query(ctx, j.tx, j.table.rowType, predicates); err != nil {
+		if query, err = j.target.eval.query(ctx, j.apply, j.table.rowType, predicates); err != nil {
 			return nil, err
 		}
 		if len(j.table.queries) >= maxQueries {
@@ -463,7 +500,7 @@ func (j *judge) evaluate(ctx context.Context, literals []string, predicates []ui
 		}
 		j.table.queries[key] = query
 	}
-	return j.target.eval.judge(ctx, j.tx, query, literals, len(predicates))
+	return j.target.eval.judge(ctx, j.apply, query, literals, len(predicates))
 }
 
 // mayPass waits for a moment, or until nobody has locked the table any more, if that may help. Code of users can raise these
@@ -476,7 +513,7 @@ func (j *judge) mayPass(ctx context.Context, pg *pgconn.PgError, attempt int) (b
 	}
 	for waited := false; ; waited = true {
 		var locked bool
-		err := j.tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_database d ON d.oid = l.database AND d.datname = current_database()
+		err := j.apply().QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_database d ON d.oid = l.database AND d.datname = current_database()
 			WHERE l.locktype = 'relation' AND l.relation = $1 AND l.mode = 'AccessExclusiveLock' AND l.pid <> pg_catalog.pg_backend_pid())`, j.table.oid).Scan(&locked)
 		if err != nil {
 			return false, fmt.Errorf("look for locks on %s: %w", j.table.name, err)

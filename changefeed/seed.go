@@ -217,7 +217,7 @@ func (t *Target) writePage(ctx context.Context, tx pgx.Tx, first koldproxy.Seq, 
 	for i := range questions {
 		questions[i] = question{literal: page.rows[i], answer: &answers[i], asks: make([]bool, len(tab.streams))}
 	}
-	j := &judge{target: t, tx: tx, table: tab, last: last}
+	j := t.newJudge(idle(tx), tab, last)
 	if err := j.ask(ctx, questions); err != nil || j.ruined != "" {
 		return j.ruined, err
 	}

@@ -216,6 +216,32 @@ func TestLockedTableIsNotAPoisonRow(t *testing.T) {
 	h.expect(`SELECT count(*) FROM koldstore.quarantine`, "0")
 }
 
+// Whoever holds such a lock may want the mirror next. What was written to it while the predicates were judged does not keep it from him.
+func TestLockedTableGivesTheMirrorWay(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(tableT)
+	h.stream("s", "t", "v > 0")
+	h.manage("t")
+	h.fence()
+	h.stopApplier()
+	h.exec(`INSERT INTO t VALUES (1, 1, NULL)`, `UPDATE t SET v = 2`)
+	other, err := pgx.ConnectConfig(t.Context(), h.app.Config())
+	must(t, err)
+	defer other.Close(t.Context())
+	_, err = other.Exec(t.Context(), `BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE`)
+	must(t, err)
+	h.startApplier()
+	h.eventually("the eval session waits", func() bool {
+		return h.rows(`SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass AND NOT granted`)[0] != "0"
+	})
+	_, err = other.Exec(t.Context(), `SELECT koldstore.unmanage_table('t'); COMMIT`)
+	must(t, err)
+	h.fence()
+	h.events("s", "put 1", "put 1")
+	h.expect(`SELECT count(*) FROM koldstore.quarantine`, "0")
+}
+
 // M2: the old row of an update cannot be read any more. The update is written all the same, and copies stay right.
 func TestOldRowThatCannotBeRead(t *testing.T) {
 	t.Parallel()

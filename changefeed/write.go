@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -45,22 +46,39 @@ type outcome struct {
 	writes []write
 	flaws  []flaw
 	broken []broken
+	// written is how many of the writes, from the first one on, have been done while others were judged.
+	written int
 }
 
-// judgePlan asks the eval session about a plan and distributes its events.
+// judgePlan asks the eval session about a plan and distributes its events. What goes to mirrors whose images are made here does not depend
+// on the answers: it is written meanwhile.
 func (t *Target) judgePlan(ctx context.Context, tx pgx.Tx, p *plan, last bool) (*outcome, error) {
 	var out outcome
-	for _, te := range p.tables {
-		j, err := t.judge(ctx, tx, te, last)
+	first, asks := make([][]question, len(p.tables)), false
+	for i, te := range p.tables {
+		first[i] = te.paint()
+		asks = asks || len(first[i]) > 0
+		if te.table.mirror != nil && te.table.painter != nil {
+			out.mirror(te)
+		}
+	}
+	apply := idle(tx)
+	if asks && len(out.writes) > 0 {
+		e := t.writeEarly(ctx, tx, slices.Clone(out.writes))
+		defer func() { out.written = e.wait() }()
+		apply = func() pgx.Tx { return t.giveWay(ctx, tx, e) }
+	}
+	for i, te := range p.tables {
+		j, err := t.judge(ctx, apply, te, first[i], last)
 		if err != nil {
 			return nil, err
 		}
-		if te.table.mirror != nil {
-			if j.ruined == "" {
-				out.mirror(te)
-			} else {
-				out.broken = append(out.broken, broken{te.table, nil, j.ruined})
-			}
+		switch {
+		case te.table.mirror == nil || te.table.painter != nil:
+		case j.ruined == "":
+			out.mirror(te)
+		default:
+			out.broken = append(out.broken, broken{te.table, nil, j.ruined})
 		}
 		var sound []int
 		for i, s := range te.table.streams {
@@ -79,6 +97,46 @@ func (t *Target) judgePlan(ctx context.Context, tx pgx.Tx, p *plan, last bool) (
 		}
 	}
 	return &out, nil
+}
+
+// early are writes that go on while the eval session is asked.
+type early struct {
+	done    chan struct{}
+	written int
+	before  tally
+}
+
+// wait waits until the apply session is idle, and says how many of the writes are done: all of them or none.
+func (e *early) wait() int {
+	<-e.done
+	return e.written
+}
+
+// writeEarly begins to write. If that fails nothing is left of it, and whoever writes it again meets the reason.
+func (t *Target) writeEarly(ctx context.Context, tx pgx.Tx, writes []write) *early {
+	e := &early{done: make(chan struct{}), before: t.done.clone()}
+	go func() {
+		defer close(e.done)
+		e.written = len(writes)
+		if err := t.writeAtOnce(ctx, tx, nil, writes); err != nil {
+			t.undoEarly(ctx, tx, e)
+		}
+	}()
+	return e
+}
+
+// undoEarly takes the writes back. If that fails, so does everything else in the transaction.
+func (t *Target) undoEarly(ctx context.Context, tx pgx.Tx, e *early) {
+	_, _ = tx.Exec(ctx, undoRun)
+	e.written, t.done = 0, e.before.clone()
+}
+
+// giveWay takes the writes back when the eval session is held up: whoever holds it up may be waiting for what they have locked.
+func (t *Target) giveWay(ctx context.Context, tx pgx.Tx, e *early) pgx.Tx {
+	if e.wait() > 0 {
+		t.undoEarly(ctx, tx, e)
+	}
+	return tx
 }
 
 func (o *outcome) mirror(te *tableEvents) {
@@ -155,7 +213,7 @@ func (w *write) statement(items []item) (string, []any) {
 		}
 		return w.table.mirror.any, mirrorArgs(w.table.mirror, items)
 	}
-	return w.stream.sql, streamArgs(items)
+	return w.stream.sql, streamArgs(w.stream, items)
 }
 
 // queue puts a statement for some events into a batch, and counts what it writes.
@@ -186,12 +244,12 @@ func queueCounts(batch *pgx.Batch, streams, events []int64) {
 // write writes a plan: all of it in one round trip if nothing is wrong with it, otherwise piece by piece. In the last attempt
 // errors that look like a changed catalog are taken for what they are.
 func (t *Target) write(ctx context.Context, tx pgx.Tx, p *plan, last bool) error {
+	before := t.done.clone()
 	out, err := t.judgePlan(ctx, tx, p, last)
 	if err != nil {
 		return err
 	}
-	before := t.done.clone()
-	err = t.writeAtOnce(ctx, tx, p, out.writes)
+	err = t.writeAtOnce(ctx, tx, p, out.writes[out.written:])
 	if errors.Is(err, errStanding) {
 		if _, err := tx.Exec(ctx, undoRun); err != nil {
 			return err
@@ -237,7 +295,8 @@ func (t *Target) write(ctx context.Context, tx pgx.Tx, p *plan, last bool) error
 	return nil
 }
 
-// writeAtOnce writes everything, in the form that is best for the server.
+// writeAtOnce writes everything, in the form that is best for the server. With a plan it makes sure in the end that the catalog was true
+// meanwhile.
 func (t *Target) writeAtOnce(ctx context.Context, tx pgx.Tx, p *plan, writes []write) error {
 	var batch pgx.Batch
 	var streams, events []int64
@@ -291,10 +350,15 @@ func (t *Target) writeMissing(ctx context.Context, tx pgx.Tx, p *plan, writes []
 	return sendAndCheck(ctx, tx, &batch, p)
 }
 
-// sendAndCheck executes statements and makes sure that the catalog was true meanwhile.
+// sendAndCheck executes statements and makes sure, with a plan, that the catalog was true meanwhile.
 func sendAndCheck(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, p *plan) error {
-	var ok bool
-	batch.Queue(stillTrueSQL, stillTrueArgs(p.sources())...).QueryRow(func(row pgx.Row) error { return row.Scan(&ok) })
+	ok := true
+	if p != nil {
+		batch.Queue(stillTrueSQL, stillTrueArgs(p.sources())...).QueryRow(func(row pgx.Row) error { return row.Scan(&ok) })
+	}
+	if batch.Len() == 0 {
+		return nil
+	}
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 		return fmt.Errorf("write a batch: %w", err)
 	}
