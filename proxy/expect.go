@@ -141,9 +141,9 @@ func (t *tracker) idle() bool {
 // settled says that the server owes no answer.
 func (t *tracker) settled() bool { return t.head() == nil }
 
-// conforming says that standard_conforming_strings is known to be on for the next text. A change is reported only with
-// ReadyForQuery, so that nothing is known while statements are under way.
-func (t *tracker) conforming() bool { return t.standardStrings && t.settled() && t.executes == 0 }
+// certain says that the settings of the session are known for the next text. A change is reported only with ReadyForQuery, so
+// that nothing is known while statements are under way.
+func (t *tracker) certain() bool { return t.settled() && t.executes == 0 }
 
 // wantsNames says whether sent needs the names in an extended message.
 func (t *tracker) wantsNames() bool { return t.named }

@@ -58,9 +58,11 @@ func (s *session) rewritten(kind byte, sql []byte) (t *text, out string, changed
 func (s *session) rewriteOptions(kind byte) (options rewrite.Options, suspicious bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	certain := s.tracker.certain()
 	return rewrite.Options{
-		ConformingStrings: s.tracker.conforming(),
+		ConformingStrings: s.tracker.standardStrings && certain,
 		ClientEncoding:    s.tracker.clientEncoding,
+		EncodingUnsure:    !certain,
 		StatsLater:        kind == msgParse,
 	}, s.tracker.suspicious
 }

@@ -50,6 +50,16 @@ func (e encoding) valid(s string) bool {
 	return strings.IndexByte(s, 0) < 0 && (e != utf8Text || utf8.ValidString(s))
 }
 
+// hidesBackslash says whether a backslash of s is a part of a character in some of the encodings of unsafeQuotes.
+func hidesBackslash(s string) bool {
+	for i := 1; i < len(s); i++ {
+		if s[i] == '\\' && s[i-1] >= utf8.RuneSelf {
+			return true
+		}
+	}
+	return false
+}
+
 // width is the length in bytes of the character that begins with the byte c.
 func (e encoding) width(c byte) int {
 	switch {

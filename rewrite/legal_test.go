@@ -125,6 +125,21 @@ func TestConformingStrings(t *testing.T) {
 	}
 }
 
+// TestEncodingUnsure has a text of two statements whose second one is a literal if the text is GBK.
+func TestEncodingUnsure(t *testing.T) {
+	t.Parallel()
+	const text = "SELECT E'\u3042\\', '; SHOW STREAMS; --'"
+	if r := Rewrite(text, Options{ConformingStrings: true}); !r.Changed {
+		t.Error("the second statement was not found")
+	}
+	if r := Rewrite(text, Options{ConformingStrings: true, EncodingUnsure: true}); r.Changed {
+		t.Errorf("%s", r.SQL)
+	}
+	if r := Rewrite("SELECT '\u3042', E'a\\''; SHOW STREAMS", Options{ConformingStrings: true, EncodingUnsure: true}); !r.Changed {
+		t.Error("a text that reads the same in every encoding was not rewritten")
+	}
+}
+
 // TestRefusedTextsAreSyntaxErrors checks that PostgreSQL refuses what the rewriter refuses, so that sending it unchanged
 // is safe, and at the place that RefusalAt names.
 func TestRefusedTextsAreSyntaxErrors(t *testing.T) {

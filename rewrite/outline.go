@@ -30,7 +30,7 @@ func OutlineOf(sql string, opts Options) (o Outline, ok bool) {
 		return o, false
 	}
 	src, ok := scan(masked)
-	if !ok || !opts.ConformingStrings && src.hasBackslash() {
+	if !ok || !opts.ConformingStrings && src.hasBackslash() || opts.EncodingUnsure && hidesBackslash(sql) {
 		return o, false
 	}
 	statements := src.statementsOf()

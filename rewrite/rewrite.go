@@ -23,6 +23,9 @@ type Options struct {
 	// ClientEncoding is the session's client_encoding as ParameterStatus reports it ("UTF8", "SJIS"). Empty is UTF8. A
 	// name that is not known is treated as one whose quotes cannot be told.
 	ClientEncoding string
+	// EncodingUnsure says that PostgreSQL may read this text in another encoding, since what is under way may change it. A text
+	// in which a backslash may be the end of a character is forwarded then.
+	EncodingUnsure bool
 }
 
 // Result is what to do with a text.
@@ -66,7 +69,7 @@ type Statement struct {
 func Rewrite(sql string, opts Options) Result {
 	unchanged := Result{SQL: sql, MayDemand: mentionsDemanding(sql)}
 	enc := encodingNamed(opts.ClientEncoding)
-	if len(sql) > MaxTextBytes || !worthScanning(sql) || enc == unsafeQuotes || !enc.valid(sql) || !scansInTime(sql) {
+	if len(sql) > MaxTextBytes || !worthScanning(sql) || enc == unsafeQuotes || !enc.valid(sql) || opts.EncodingUnsure && hidesBackslash(sql) || !scansInTime(sql) {
 		return unchanged
 	}
 	src, ok := scan(sql)
