@@ -100,6 +100,21 @@ func TestStreamsNeedNoTemporaryTables(t *testing.T) {
 	}
 }
 
+// The owner of a table is told when it is koldproxy that lacks a right, and which.
+func TestTablesOfOwnersThatKoldproxyIsNoMemberOf(t *testing.T) {
+	t.Parallel()
+	su, owner := installedByPoor(t)
+	exec(t, owner, `CREATE TABLE app.t (id int PRIMARY KEY)`)
+	name := value[string](t, su, `SELECT current_database()`)
+	exec(t, su, fmt.Sprintf(`REVOKE %[1]s_owner FROM %[1]s_service; GRANT USAGE, CREATE ON SCHEMA app TO %[1]s_service`, name))
+	for _, sql := range []string{`CALL koldstore.create_stream('app', 's', 'app', 't', 'true')`, `SELECT koldstore.manage_table('app.t')`} {
+		pe := refused(t, owner, "42501", `koldproxy may not capture changes of table "t"`, sql)
+		exec(t, su, pe.Hint)
+		exec(t, owner, sql)
+		exec(t, su, fmt.Sprintf(`REVOKE %[1]s_owner FROM %[1]s_service`, name))
+	}
+}
+
 // A stream that is dropped while SHOW STREAMS reads the catalog is shown as it was.
 func TestStreamsAreShownBesideDropStream(t *testing.T) {
 	t.Parallel()

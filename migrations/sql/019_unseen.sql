@@ -102,7 +102,13 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     known    boolean;
     identity "char";
+    owner    oid := (SELECT c.relowner FROM pg_catalog.pg_class c WHERE c.oid = rel);
 BEGIN
+    IF NOT pg_catalog.pg_has_role(owner, 'USAGE') THEN
+        RAISE EXCEPTION 'koldproxy may not capture changes of table "%"', koldstore.name_of(rel) USING ERRCODE = '42501',
+            DETAIL = pg_catalog.format('Its role "%s" needs the rights of the table''s owner, "%s".', current_user, pg_catalog.pg_get_userbyid(owner)),
+            HINT = pg_catalog.format('GRANT %I TO %I', pg_catalog.pg_get_userbyid(owner), current_user);
+    END IF;
     UPDATE koldstore.published_table t SET shape = t.shape WHERE t.table_oid = rel;
     known := FOUND;
     SELECT c.relreplident INTO identity FROM pg_catalog.pg_class c WHERE c.oid = rel;
