@@ -4,23 +4,35 @@ import (
 	"context"
 	"fmt"
 	"reflect"
-	"sync/atomic"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/koldproxy/koldproxy"
 )
 
-// flipping is a bucket whose ranges come with a bit that has changed on the way: every second one, or all of them.
+// flipping is a bucket whose ranges come with a bit that has changed on the way: each at the first time, or always.
 type flipping struct {
 	Bucket
 	always bool
-	calls  atomic.Int64
+
+	mu    sync.Mutex
+	seen  map[[2]int64]bool
+	calls int
 }
 
 func (b *flipping) GetRange(ctx context.Context, key, version string, off, n int64) ([]byte, error) {
 	data, err := b.Bucket.GetRange(ctx, key, version, off, n)
-	if call := b.calls.Add(1); err == nil && len(data) > 0 && (b.always || call%2 == 1) {
-		bit := int(call*7919) % (8 * len(data))
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.seen == nil {
+		b.seen = map[[2]int64]bool{}
+	}
+	known := b.seen[[2]int64{off, n}]
+	b.seen[[2]int64{off, n}] = true
+	b.calls++
+	if err == nil && (b.always || !known) {
+		bit := b.calls * 7919 % (8 * len(data))
 		data[bit/8] ^= 1 << (bit % 8)
 	}
 	return data, err
@@ -51,8 +63,8 @@ func TestWhatIsReadLaterIsComparedToo(t *testing.T) {
 	if got, err := f.rows(t.Context(), ordinals, false); err != nil || !reflect.DeepEqual(got, all) {
 		t.Errorf("with bits that change once: %d rows of %d, %v", len(got), len(all), err)
 	}
-	if once.calls.Load() < 10 {
-		t.Errorf("only %d ranges were read", once.calls.Load())
+	if once.calls < 10 {
+		t.Errorf("only %d ranges were read", once.calls)
 	}
 	always := &flipping{Bucket: b, always: true}
 	if _, err := openSegment(t.Context(), always, want); !IsCorrupt(err) {
@@ -63,6 +75,59 @@ func TestWhatIsReadLaterIsComparedToo(t *testing.T) {
 		if got, err := f.rows(t.Context(), ordinals, false); !IsCorrupt(err) || len(got) != 0 {
 			t.Fatalf("read with bits that change each time: %d rows, %v", len(got), err)
 		}
+	}
+}
+
+// gathering is a bucket whose ranges wait for each other, until some are asked for at the same time.
+type gathering struct {
+	Bucket
+	want int
+
+	mu       sync.Mutex
+	now      int
+	most     int
+	gathered chan struct{}
+}
+
+func (b *gathering) GetRange(ctx context.Context, key, version string, off, n int64) ([]byte, error) {
+	b.mu.Lock()
+	b.now++
+	if b.most = max(b.most, b.now); b.now == b.want {
+		close(b.gathered)
+	}
+	b.mu.Unlock()
+	defer func() {
+		b.mu.Lock()
+		b.now--
+		b.mu.Unlock()
+	}()
+	select {
+	case <-b.gathered:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	return b.Bucket.GetRange(ctx, key, version, off, n)
+}
+
+// TestColumnsOfAPageAreAskedForTogether: where each is a request, a page does not wait for them one after the other.
+func TestColumnsOfAPageAreAskedForTogether(t *testing.T) {
+	t.Parallel()
+	l, image := wideTable()
+	rows := benchRows(image, 100)
+	for i := range rows {
+		rows[i].PK = fmt.Appendf(nil, `{"id": %d}`, i+1)
+	}
+	f, b, _ := store(t, l, rows, rowGroupLimits{rows: 1000, bytes: 1 << 20})
+	g := &gathering{Bucket: b, want: farReads, gathered: make(chan struct{})}
+	f.bucket = g
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	got, err := f.rows(ctx, []uint32{0, 1, 2, 99}, false)
+	if err != nil || len(got) != 4 || string(got[3].Image) != string(rows[99].Image) {
+		t.Fatalf("%d rows, %v", len(got), err)
+	}
+	if g.most != farReads {
+		t.Errorf("%d requests at the same time instead of %d", g.most, farReads)
 	}
 }
 

@@ -44,7 +44,7 @@
 //
 // A flush is three things at once: the server copies rows out, one goroutine takes their JSON apart into typed columns, another one encodes
 // and compresses. Memory holds a few thousand rows, the compressed pages of a row group, and 16 bytes for each row of the file. Who reads
-// page after page finds the next batch of rows decoded.
+// page after page finds the next batch of rows decoded. Where each piece of a column is a request, some columns are read at a time.
 //
 // # Trust
 //

@@ -14,6 +14,7 @@ import (
 	"github.com/apache/arrow-go/v18/parquet"
 	"github.com/apache/arrow-go/v18/parquet/file"
 	"github.com/apache/arrow-go/v18/parquet/metadata"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/koldproxy/koldproxy"
 )
@@ -108,15 +109,12 @@ func (f *segmentFile) guard(fn func() error) (err error) {
 			err = f.corrupt("decoder stopped: %v", r)
 		}
 	}()
-	if err := fn(); err != nil {
-		return fmt.Errorf("read object %s: %w", f.object, err)
-	}
-	return nil
+	return fn()
 }
 
 // with opens the object and the file in it for the length of fn.
 func (f *segmentFile) with(ctx context.Context, fn func(r *file.Reader) error) error {
-	return f.guard(func() (err error) {
+	err := f.guard(func() (err error) {
 		source, err := newObjectReader(ctx, f)
 		defer func() { err = errors.Join(err, source.close()) }()
 		if err != nil {
@@ -134,6 +132,10 @@ func (f *segmentFile) with(ctx context.Context, fn func(r *file.Reader) error) e
 		}
 		return fn(r)
 	})
+	if err != nil {
+		return fmt.Errorf("read object %s: %w", f.object, err)
+	}
+	return nil
 }
 
 func (f *segmentFile) readFooter(r *file.Reader) (err error) {
@@ -164,7 +166,7 @@ func (f *segmentFile) readFooter(r *file.Reader) (err error) {
 		f.groups = append(f.groups, rows)
 		n := int(r.RowGroup(g).NumRows())
 		seq := typed[int64]{required: true}
-		if err := readColumn(r, g, colSeq, 0, n, &seq); err != nil {
+		if err := readColumn(r.RowGroup(g), colSeq, 0, n, &seq); err != nil {
 			return err
 		}
 		for _, v := range seq.values {
@@ -220,23 +222,9 @@ func (f *segmentFile) run(r *file.Reader, group int, ordinals []uint32, keysOnly
 		c = &chunk{f: f, op: typed[int32]{required: true}, columns: make([]codec, len(f.layout.columns))}
 	}
 	defer f.chunks.Put(c)
-	for i, codec := range []codec{colOp: &c.op, colExact: &c.exact, colMissing: &c.missing, colKey: &c.pk} {
-		if codec == nil {
-			continue
-		}
-		if err := readColumn(r, group, i, first-f.groups[group], last-first+1, codec); err != nil {
-			return nil, err
-		}
-	}
-	wanted := f.key
-	if !keysOnly {
-		wanted = make([]int, len(c.columns))
-		for i := range wanted {
-			wanted[i] = i
-		}
-	}
-	for _, i := range wanted {
-		if i < 0 {
+	pieces := []piece{{colOp, &c.op}, {colExact, &c.exact}, {colMissing, &c.missing}, {colKey, &c.pk}}
+	for i := range c.columns {
+		if keysOnly && !slices.Contains(f.key, i) {
 			continue
 		}
 		if c.columns[i] == nil {
@@ -244,9 +232,10 @@ func (f *segmentFile) run(r *file.Reader, group int, ordinals []uint32, keysOnly
 				return nil, err
 			}
 		}
-		if err := readColumn(r, group, systemColumns+i, first-f.groups[group], last-first+1, c.columns[i]); err != nil {
-			return nil, err
-		}
+		pieces = append(pieces, piece{systemColumns + i, c.columns[i]})
+	}
+	if err := f.readColumns(r.RowGroup(group), pieces, first-f.groups[group], last-first+1); err != nil {
+		return nil, err
 	}
 	var texts []byte
 	for n, ordinal := range ordinals {
@@ -263,15 +252,44 @@ func (f *segmentFile) run(r *file.Reader, group int, ordinals []uint32, keysOnly
 	return out, nil
 }
 
+// piece is a column and what reads its values.
+type piece struct {
+	column int
+	into   codec
+}
+
+// farReads is how many columns are read at the same time where each is a request or some.
+const farReads = 8
+
+// readColumns reads n values of some columns, beginning at a row of the row group.
+func (f *segmentFile) readColumns(group *file.RowGroupReader, pieces []piece, first, n int) error {
+	if _, near := f.bucket.(Opener); near {
+		for _, p := range pieces {
+			if err := readColumn(group, p.column, first, n, p.into); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	var reads errgroup.Group
+	reads.SetLimit(farReads)
+	for _, p := range pieces {
+		reads.Go(func() error {
+			return f.guard(func() error { return readColumn(group, p.column, first, n, p.into) })
+		})
+	}
+	return reads.Wait()
+}
+
 // readColumn reads n values of one column, beginning at a row of the row group.
-func readColumn(r *file.Reader, group, column, first, n int, into codec) error {
-	chunk, err := r.RowGroup(group).Column(column)
+func readColumn(group *file.RowGroupReader, column, first, n int, into codec) error {
+	chunk, err := group.Column(column)
 	if err != nil {
-		return fmt.Errorf("row group %d column %d: %w", group, column, err)
+		return fmt.Errorf("column %d: %w", column, err)
 	}
 	if first > 0 {
 		if err := chunk.SeekToRow(int64(first)); err != nil {
-			return fmt.Errorf("row group %d column %d: seek: %w", group, column, err)
+			return fmt.Errorf("column %d: seek: %w", column, err)
 		}
 	}
 	err = into.read(chunk, n)
@@ -279,7 +297,7 @@ func readColumn(r *file.Reader, group, column, first, n int, into codec) error {
 		err = chunk.Err()
 	}
 	if err != nil {
-		return fmt.Errorf("row group %d column %d: %w", group, column, err)
+		return fmt.Errorf("column %d: %w", column, err)
 	}
 	return nil
 }
@@ -300,7 +318,7 @@ func required[T int32 | int64](ctx context.Context, f *segmentFile, column int) 
 	err := f.with(ctx, func(r *file.Reader) error {
 		for g := range len(f.groups) - 1 {
 			values := typed[T]{required: true}
-			if err := readColumn(r, g, column, 0, f.groups[g+1]-f.groups[g], &values); err != nil {
+			if err := readColumn(r.RowGroup(g), column, 0, f.groups[g+1]-f.groups[g], &values); err != nil {
 				return err
 			}
 			all = append(all, values.values...)
