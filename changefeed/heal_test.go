@@ -111,6 +111,28 @@ func TestHealTable(t *testing.T) {
 	h.expect(`SELECT state, reason FROM koldstore.managed_table`, "active NULL")
 }
 
+// Who asks again before a healing has begun gets another job, which ends beside the one that does it: nobody waits for either for ever.
+func TestHealTwice(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(`CREATE TABLE t (id int PRIMARY KEY, v text)`, `INSERT INTO t SELECT i, 'v' FROM generate_series(1, 1000) i`)
+	h.manage("t")
+	h.fence()
+	const twice = `SELECT koldstore.heal_table('t'), koldstore.heal_table('t')`
+	const jobs = `SELECT status, count(*) FROM koldstore.job WHERE job_type = 'heal' GROUP BY 1 ORDER BY 1`
+	h.exec(twice)
+	h.fence()
+	h.expect(jobs, "cancelled 1", "completed 1")
+
+	h.exec(`ALTER TABLE t DROP CONSTRAINT t_pkey`, `ALTER TABLE t ADD PRIMARY KEY (id)`)
+	h.expect(`SELECT state FROM koldstore.managed_table`, "broken")
+	h.exec(twice, `UPDATE t SET v = 'y' WHERE id = 2`)
+	h.fence()
+	h.expect(jobs, "cancelled 2", "completed 2")
+	h.expect(`SELECT state, reason FROM koldstore.managed_table`, "active NULL")
+	must(t, feedtest.CheckFeed(t.Context(), h.pool, "t", "jsonb_build_object('id', t.id)", 7, nil))
+}
+
 // Slots are lost at random moments, under load, while appliers are stopped and cut off and feeds are being healed already.
 // Afterwards the feed is the table and its tombstones.
 func TestRandomGaps(t *testing.T) {
