@@ -34,4 +34,5 @@ func TestChildTables(t *testing.T) {
 	const why = "broken its table is part of an inheritance tree now, which this version does not support"
 	h.expect(`SELECT name, state, reason FROM koldstore.stream ORDER BY name`, "s_a "+why, "s_b "+why, "s_c active NULL")
 	h.expect(`SELECT state FROM koldstore.managed_table`, "broken")
+	h.expect(`SELECT name, lag FROM koldstore.show_streams('{"public.s_a": {"lag": 0}, "public.s_c": {"lag": 0}}')`, "s_a NULL", "s_b NULL", "s_c 0")
 }

@@ -6,7 +6,7 @@
 
 INSERT INTO koldstore.replaced
 SELECT pg_catalog.pg_get_functiondef(p.oid), 19 FROM pg_catalog.pg_proc p
-WHERE p.pronamespace = 'koldstore'::regnamespace AND p.proname IN ('shape_of', 'note_shape', 'expired', 'follow_rights', 'publish', 'unpublish');
+WHERE p.pronamespace = 'koldstore'::regnamespace AND p.proname IN ('shape_of', 'note_shape', 'expired', 'follow_rights', 'publish', 'unpublish', 'show_streams');
 
 -- enums_in are the enum types that values of a type consist of or contain.
 CREATE FUNCTION koldstore.enums_in(declared oid) RETURNS SETOF oid
@@ -168,6 +168,24 @@ BEGIN
     FROM (SELECT DISTINCT d.objid FROM pg_event_trigger_ddl_commands() d WHERE d.classid = 'pg_class'::regclass) AS d
     JOIN pg_inherits i ON i.inhrelid = d.objid JOIN pg_class c ON c.oid = i.inhparent AND c.relkind = 'r';
 END $$;
+
+-- Nobody can say how far live push is with a stream that captures nothing any more.
+CREATE OR REPLACE FUNCTION koldstore.show_streams(live jsonb DEFAULT '{}')
+RETURNS TABLE (name text, "table" text, predicate text, consumers integer, lag bigint, state text, events_lost bigint, retention interval)
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT CASE WHEN s.schema_name = ANY (pg_catalog.current_schemas(false)) THEN pg_catalog.quote_ident(s.name)
+                ELSE pg_catalog.quote_ident(s.schema_name) || '.' || pg_catalog.quote_ident(s.name) END,
+           s.table_oid::regclass::text, koldstore.shown_predicate(s.stream_id, s.predicate),
+           coalesce((l.entry ->> 'consumers')::integer, 0), CASE WHEN s.state <> 'broken' THEN (l.entry ->> 'lag')::bigint END,
+           -- A hole shows until retention has passed it.
+           CASE WHEN s.state = 'active' AND s.gap IS NOT NULL AND (s.floor IS NULL OR s.gap ->> 'after' IS NULL OR s.floor < s.gap ->> 'after') THEN 'gap' ELSE s.state END,
+           t.events_lost, s.retention
+    FROM koldstore.visible_stream s
+    JOIN koldstore.visible_stream_status t USING (stream_id)
+    CROSS JOIN LATERAL (SELECT live -> (s.schema_name || '.' || s.name)) AS l(entry)
+    ORDER BY s.schema_name, s.name;
+END;
 
 -- refuse_reference keeps foreign keys from referring to logs: events go when they have expired, and the log with its stream.
 CREATE FUNCTION koldstore.refuse_reference() RETURNS event_trigger
