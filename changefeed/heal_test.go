@@ -133,6 +133,30 @@ func TestHealTwice(t *testing.T) {
 	must(t, feedtest.CheckFeed(t.Context(), h.pool, "t", "jsonb_build_object('id', t.id)", 7, nil))
 }
 
+// Keys of a type of somebody's own are compared as records, and a domain over one is what it is made from.
+func TestHealKeysOfOwnTypes(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ name, columns string }{
+		{"an enum", `k mood PRIMARY KEY, v int`},
+		{"a domain over an enum", `k likes PRIMARY KEY, v int`},
+		{"a domain over a domain, beside a number", `k very_much, v int, PRIMARY KEY (v, k)`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t)
+			h.exec(`CREATE TYPE mood AS ENUM ('a', 'b', 'c')`, `CREATE DOMAIN likes AS mood`, `CREATE DOMAIN very_much AS likes`,
+				`CREATE TABLE t (`+c.columns+`)`, `INSERT INTO t VALUES ('a', 1), ('b', 2)`)
+			h.manage("t")
+			h.fence()
+			h.admin(`UPDATE koldstore.t__cl SET row_image = '{"no": 1}' WHERE k = 'a'`, `DELETE FROM koldstore.t__cl WHERE k = 'b'`)
+			h.exec(`SELECT koldstore.heal_table('t')`)
+			h.fence()
+			h.expect(`SELECT state, reason FROM koldstore.managed_table`, "active NULL")
+			h.expect(`SELECT pk ->> 'k', row_image FROM koldstore.changes_since('t') ORDER BY 1`, `a {"k": "a", "v": 1}`, `b {"k": "b", "v": 2}`)
+		})
+	}
+}
+
 // Slots are lost at random moments, under load, while appliers are stopped and cut off and feeds are being healed already.
 // Afterwards the feed is the table and its tombstones.
 func TestRandomGaps(t *testing.T) {

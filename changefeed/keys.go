@@ -49,11 +49,15 @@ func (c *catalog) loadOperators(ctx context.Context, tx pgx.Tx) error {
 // it may find another one, by way of a cast that is code of whoever made the type.
 func (t *table) exact() bool { return !slices.Contains(t.equal, "") }
 
-// keyIs compares the columns of the key with others of the same types, as whole records if need be: those are compared by
+// keyIs compares the columns of the key with others of the same types, or of their base types, as whole records if need be: those are compared by
 // the types' own operator classes.
 func (t *table) keyIs(left, right func(i int) string) string {
 	n := len(t.key)
-	if !t.exact() {
+	switch {
+	case t.exact():
+	case t.mirror != nil: // whose columns have the base types of domains, and records of different types cannot be compared
+		return fmt.Sprintf("%s OPERATOR(pg_catalog.=) %s", t.mirror.record(left), t.mirror.record(right))
+	default:
 		return fmt.Sprintf("ROW(%s)::record OPERATOR(pg_catalog.=) ROW(%s)::record", list(n, left), list(n, right))
 	}
 	parts := make([]string, n)
