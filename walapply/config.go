@@ -21,7 +21,7 @@ type Config struct {
 	BatchRows int
 	// BatchBytes is the same as BatchRows in bytes of decoded rows; default 8 MiB. A single row may be larger.
 	BatchBytes int
-	// QueueBytes is how much may be received and decoded while a batch is being applied; default 16 MiB. Beyond it the
+	// QueueBytes is how much may be received and decoded while a batch is being applied; default 12 MiB. Beyond it the
 	// server waits.
 	QueueBytes int
 	// Linger is how long a source transaction may wait for others to share its apply transaction while more is arriving;
@@ -67,7 +67,7 @@ func DefaultConfig(dsn string) Config {
 		Publication:      "koldproxy",
 		BatchRows:        8 << 10,
 		BatchBytes:       8 << 20,
-		QueueBytes:       16 << 20,
+		QueueBytes:       12 << 20,
 		Linger:           5 * time.Millisecond,
 		StatusInterval:   10 * time.Second,
 		Lease:            4 * time.Second,
