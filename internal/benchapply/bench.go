@@ -258,6 +258,15 @@ func (d *database) proxied(ctx context.Context) (*pgx.Conn, error) {
 	return pgx.ConnectConfig(ctx, cfg)
 }
 
+// program is where a program of PostgreSQL's is. Not everybody installs those for clients next to the server.
+func (b *bench) program(name string) string {
+	path := filepath.Join(b.cluster.BinDir, name)
+	if _, err := os.Stat(path); err != nil {
+		return name
+	}
+	return path
+}
+
 // pgbench runs a script with some clients, for a number of transactions each or for a time. It returns transactions per second.
 func (d *database) pgbench(ctx context.Context, script string, args ...string) (float64, error) {
 	path := filepath.Join(d.b.cluster.Folder, "script.sql")
@@ -267,11 +276,7 @@ func (d *database) pgbench(ctx context.Context, script string, args ...string) (
 		}
 		args = append(args, "-f", path)
 	}
-	program := filepath.Join(d.b.cluster.BinDir, "pgbench")
-	if _, err := os.Stat(program); err != nil {
-		program = "pgbench" // not everybody installs it next to the server
-	}
-	cmd := exec.CommandContext(ctx, program, append([]string{"-n"}, append(args, d.b.cluster.DSN(d.name, "", ""))...)...)
+	cmd := exec.CommandContext(ctx, d.b.program("pgbench"), append([]string{"-n"}, append(args, d.b.cluster.DSN(d.name, "", ""))...)...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return 0, fmt.Errorf("pgbench: %w\n%s", err, out)
