@@ -37,7 +37,7 @@ func TestRollingRestart(t *testing.T) {
 	app.exec("CREATE TABLE orders (id bigint PRIMARY KEY, total numeric NOT NULL); CREATE STREAM big ON orders WHEN (total > 1000)")
 	app.exec("SELECT koldstore.manage_table('orders')")
 	app.fence()
-	crowd := newCrowd(t, app.Config().ConnString())
+	crowd := newCrowd(t, app.Config().ConnString(), lb)
 	for range 2 {
 		crowd.spawn(crowd.write)
 	}
@@ -101,6 +101,7 @@ type balancer struct {
 
 	mu    sync.Mutex
 	ports []int
+	taken int // how often one was taken out
 	next  int
 	open  map[net.Conn]bool
 	wg    sync.WaitGroup
@@ -138,6 +139,14 @@ func (b *balancer) takeOut(port int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.ports = slices.DeleteFunc(slices.Clone(b.ports), func(p int) bool { return p == port })
+	b.taken++
+}
+
+// takenOut is how often a port was taken out.
+func (b *balancer) takenOut() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.taken
 }
 
 func (b *balancer) putIn(port int) {
@@ -190,9 +199,11 @@ func (b *balancer) track(open bool, conns ...net.Conn) {
 }
 
 // crowd is applications that know one address: writers with a connection for each row, and consumers that keep theirs. All of them
-// take a session that is cut for what it is and connect again; a connection that is refused is an error.
+// take a session that is cut for what it is and connect again. A connection that is refused is an error, unless it is older than what
+// the balancer knows: whoever is about to log in where koldproxy is told to end gets 57P03, as from PostgreSQL, and nothing was done yet.
 type crowd struct {
 	dsn     string
+	lb      *balancer
 	ctx     context.Context //nolint:containedctx // of the crowd's goroutines
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
@@ -209,10 +220,10 @@ type crowd struct {
 	feed   map[string]bool
 }
 
-func newCrowd(t *testing.T, dsn string) *crowd {
+func newCrowd(t *testing.T, dsn string, lb *balancer) *crowd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
-	c := &crowd{dsn: dsn, ctx: ctx, cancel: cancel, ended: make(chan struct{}), feed: map[string]bool{}}
+	c := &crowd{dsn: dsn, lb: lb, ctx: ctx, cancel: cancel, ended: make(chan struct{}), feed: map[string]bool{}}
 	t.Cleanup(func() {
 		cancel()
 		c.wg.Wait()
@@ -248,11 +259,14 @@ func (c *crowd) spawn(do func(conn *pgx.Conn) error) {
 	})
 }
 
-// connect logs in. Only a kill may cut a login that is under way; it is begun again then.
+// connect logs in. A login that is under way may be cut by a kill, and refused by an instance that was taken out meanwhile; it
+// is begun again then.
 func (c *crowd) connect() (*pgx.Conn, error) {
 	for {
+		taken := c.lb.takenOut()
 		conn, err := pgx.Connect(c.ctx, c.dsn)
-		if err == nil || !c.killing.Load() || !wasCut(err) || c.ctx.Err() != nil {
+		again := c.killing.Load() && wasCut(err) || c.lb.takenOut() > taken && isEnding(err)
+		if err == nil || !again || c.ctx.Err() != nil {
 			return conn, err
 		}
 		c.cut.Add(1)
@@ -267,6 +281,12 @@ func wasCut(err error) bool {
 	}
 	var op *net.OpError
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &op) || err != nil && strings.Contains(err.Error(), "conn closed")
+}
+
+// isEnding says whether a server has refused a login because it is about to end.
+func isEnding(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == "57P03"
 }
 
 // write inserts one row. One whose session is cut may be there or not; it is written again.
