@@ -15,7 +15,7 @@ import (
 )
 
 // firstWhole is the oldest version of the catalog whose functions need nothing of a later one. Those before it came with it.
-const firstWhole = 8
+const firstWhole = 10
 
 // upgrade is a service with a configuration for the commands that run beside `serve`.
 type upgrade struct {

@@ -3,6 +3,7 @@ package migrations
 import (
 	"context"
 	"embed"
+	"errors"
 	"fmt"
 	"io/fs"
 
@@ -28,7 +29,7 @@ type State struct {
 }
 
 // Up installs the catalog or brings it to the newest version. The connection's role becomes the owner of everything; it must
-// be the role that koldproxy runs as. A catalog that a newer binary has installed is left alone, and that is an error.
+// be the role that koldproxy runs as. A catalog that a newer binary or a development version has installed is left alone, and that is an error.
 func Up(ctx context.Context, conn *pgx.Conn) error {
 	return locked(ctx, conn, func() error {
 		if _, err := conn.Exec(ctx, "CREATE SCHEMA IF NOT EXISTS "+Schema); err != nil {
@@ -36,6 +37,9 @@ func Up(ctx context.Context, conn *pgx.Conn) error {
 		}
 		m, err := newMigrator(ctx, conn)
 		if err != nil {
+			return err
+		}
+		if err := refuseDevelopment(ctx, conn); err != nil {
 			return err
 		}
 		current, err := m.GetCurrentVersion(ctx)
@@ -55,6 +59,9 @@ func Down(ctx context.Context, conn *pgx.Conn, version int32) error {
 	return locked(ctx, conn, func() error {
 		installed, err := isInstalled(ctx, conn)
 		if err != nil || !installed {
+			return err
+		}
+		if err := refuseDevelopment(ctx, conn); err != nil {
 			return err
 		}
 		m, err := newMigrator(ctx, conn)
@@ -85,7 +92,7 @@ func Down(ctx context.Context, conn *pgx.Conn, version int32) error {
 	})
 }
 
-// Status reads the version of the catalog without changing anything.
+// Status reads the version of the catalog without changing anything. That of a development version is an error.
 func Status(ctx context.Context, conn *pgx.Conn) (State, error) {
 	names, err := fs.Glob(files, "sql/*.sql")
 	if err != nil {
@@ -99,7 +106,7 @@ func Status(ctx context.Context, conn *pgx.Conn) (State, error) {
 	if err := conn.QueryRow(ctx, "SELECT version FROM "+versionTable).Scan(&s.Version); err != nil {
 		return s, fmt.Errorf("read catalog version: %w", err)
 	}
-	return s, nil
+	return s, refuseDevelopment(ctx, conn)
 }
 
 func isInstalled(ctx context.Context, conn *pgx.Conn) (bool, error) {
@@ -108,6 +115,21 @@ func isInstalled(ctx context.Context, conn *pgx.Conn) (bool, error) {
 		return false, fmt.Errorf("look for the catalog: %w", err)
 	}
 	return yes, nil
+}
+
+// refuseDevelopment is an error where a binary from before 0.1.0 has installed the catalog, in steps that were other ones under the same
+// numbers. Those had the table replaced from their 13th on, and no command_log before.
+func refuseDevelopment(ctx context.Context, conn *pgx.Conn) error {
+	var yes bool
+	err := conn.QueryRow(ctx, `SELECT version > 0 AND (pg_catalog.to_regclass('koldstore.command_log') IS NULL OR pg_catalog.to_regclass('koldstore.replaced') IS NOT NULL)
+		FROM `+versionTable).Scan(&yes)
+	if err != nil {
+		return fmt.Errorf("look for a catalog from before 0.1.0: %w", err)
+	}
+	if yes {
+		return errors.New("the catalog is that of a development version from before 0.1.0, which has no way to this one: remove it with the koldproxy that has installed it, by migrate down --to 0, and begin anew")
+	}
+	return nil
 }
 
 // removeMirrors ends the feeds and streams of all tables as their owner would, so that nothing is left that depends on the schema.

@@ -16,7 +16,7 @@ import (
 
 // What is staged is in a setting of the session, which every function that a statement calls can read and write, those that run as
 // another role included. Therefore it is sealed: nobody but koldproxy can make an answer, and the server opens it for roles alone that
-// may have it (migrations/sql/013_rights.sql). An answer takes three lines:
+// may have it (migrations/sql/006_demands.sql). An answer takes three lines:
 //
 //	{"demand": {…}, "nonce": hex, "box": hex, "at": microseconds since 1970}    the head, ASCII
 //	mac, in hexadecimal

@@ -75,7 +75,7 @@ RETURNS TABLE (name text, "table" text, predicate text, consumers integer, lag b
 
 // init puts the functions of the migrations in that have to be the real ones.
 func init() {
-	sql, err := os.ReadFile("../migrations/sql/013_rights.sql")
+	sql, err := os.ReadFile("../migrations/sql/006_demands.sql")
 	if err != nil {
 		panic(err)
 	}

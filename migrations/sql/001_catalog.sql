@@ -45,8 +45,9 @@ CREATE TABLE koldstore.gap (
 COMMENT ON TABLE koldstore.gap IS
     'Times for which changes may be missing: of one table, or of all where table_oid is NULL. seq is the last one before. After a failover or a restore the two positions are of different histories.';
 
--- Every administrative command that was carried out, with the role that PostgreSQL itself saw as the current user.
-CREATE TABLE koldstore.command (
+-- Every administrative command that was carried out, with the role that PostgreSQL itself saw as the current user. Commands are asked for
+-- through the view koldstore.command.
+CREATE TABLE koldstore.command_log (
     command_id bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at         timestamptz NOT NULL DEFAULT pg_catalog.now(),
     requester  name        NOT NULL DEFAULT '',
@@ -66,6 +67,7 @@ CREATE TABLE koldstore.wal_marker (
 COMMENT ON COLUMN koldstore.wal_marker.subject IS 'stream.stream_id for a stream and for a page of its backfill, otherwise the table''s OID.';
 COMMENT ON COLUMN koldstore.wal_marker.details IS
     'For a shape: the columns that rows of the table have from here on, as in published_table.shape. Names alone do not tell which column is which. For heal: {"reason": why rows may have come, gone or changed without being in the log}.';
+CREATE PUBLICATION koldproxy FOR TABLE koldstore.wal_marker WITH (publish_via_partition_root = true);
 
 CREATE TABLE koldstore.storage (
     name         text PRIMARY KEY,
@@ -74,34 +76,42 @@ CREATE TABLE koldstore.storage (
     base_path    text,
     credentials  jsonb NOT NULL DEFAULT '{}',
     config       jsonb NOT NULL DEFAULT '{}',
-    created_at   timestamptz NOT NULL DEFAULT pg_catalog.now()
+    created_at   timestamptz NOT NULL DEFAULT pg_catalog.now(),
+    version      bigint NOT NULL DEFAULT 1,
+    created_by   name NOT NULL DEFAULT CURRENT_USER,
+    wants_check  boolean NOT NULL DEFAULT false,
+    checked_at   timestamptz,
+    check_error  text
 );
 COMMENT ON TABLE koldstore.storage IS 'Places for cold segments. The storage named default is the one of koldproxy''s configuration ([cold] url).';
+COMMENT ON COLUMN koldstore.storage.version IS 'Raised when the credentials change: whoever has the storage open opens it anew.';
 INSERT INTO koldstore.storage (name, storage_type) VALUES ('default', 'configured');
 
 CREATE TABLE koldstore.managed_table (
-    table_oid         oid         PRIMARY KEY,
-    schema_name       name        NOT NULL,
-    table_name        name        NOT NULL,
-    mirror_oid        oid         NOT NULL UNIQUE,
-    state             text        NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'seeding', 'healing', 'active', 'broken')),
-    reason            text,
-    storage           text        NOT NULL REFERENCES koldstore.storage (name),
-    hot_row_limit     integer,
-    min_flush_rows    integer     NOT NULL,
-    max_rows_per_file integer     NOT NULL,
-    move_after        interval,
-    retention         interval,
-    auto_flush        boolean     NOT NULL,
-    seed_job          uuid        NOT NULL,
-    seed_key          text,
-    heal_step         text        CHECK (heal_step IN ('mirror', 'cold', 'table')),
-    heal_seq          bigint      NOT NULL DEFAULT 0,
-    heal_through      bigint      NOT NULL DEFAULT 0,
-    floor             bigint      NOT NULL DEFAULT 0,
-    generation        bigint      NOT NULL DEFAULT 0,
-    created_by        name        NOT NULL,
-    created_at        timestamptz NOT NULL DEFAULT pg_catalog.now()
+    table_oid           oid         PRIMARY KEY,
+    schema_name         name        NOT NULL,
+    table_name          name        NOT NULL,
+    mirror_oid          oid         NOT NULL UNIQUE,
+    state               text        NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'seeding', 'healing', 'active', 'broken')),
+    reason              text,
+    storage             text        NOT NULL REFERENCES koldstore.storage (name),
+    hot_row_limit       integer,
+    min_flush_rows      integer     NOT NULL,
+    max_rows_per_file   integer     NOT NULL,
+    move_after          interval,
+    retention           interval,
+    auto_flush          boolean     NOT NULL,
+    seed_job            uuid        NOT NULL,
+    seed_key            text,
+    heal_step           text        CHECK (heal_step IN ('mirror', 'cold', 'table')),
+    heal_seq            bigint      NOT NULL DEFAULT 0,
+    heal_through        bigint      NOT NULL DEFAULT 0,
+    floor               bigint      NOT NULL DEFAULT 0,
+    generation          bigint      NOT NULL DEFAULT 0,
+    created_by          name        NOT NULL,
+    created_at          timestamptz NOT NULL DEFAULT pg_catalog.now(),
+    retention_bytes     bigint      CHECK (retention_bytes > 0),
+    tombstone_retention interval
 ) WITH (fillfactor = 70);
 COMMENT ON COLUMN koldstore.managed_table.seed_key IS
     'Where the seed goes on: the last seeded primary key as a row literal of the mirror''s key columns; NULL before the first page.';
@@ -111,6 +121,9 @@ COMMENT ON COLUMN koldstore.managed_table.floor IS
     'Monotonic. Changes at or below it are no longer retained: a positive cursor below it is refused with KS001.';
 COMMENT ON COLUMN koldstore.managed_table.generation IS
     'Raised by every transaction that changes the set of active segments.';
+COMMENT ON COLUMN koldstore.managed_table.retention_bytes IS 'The oldest segments are dropped while all of them together are larger.';
+COMMENT ON COLUMN koldstore.managed_table.tombstone_retention IS
+    'Deletes older than this may be forgotten; the floor rises over those that are. NULL keeps all.';
 
 CREATE TABLE koldstore.job (
     job_id     uuid        PRIMARY KEY DEFAULT pg_catalog.gen_random_uuid(),
@@ -175,10 +188,12 @@ CREATE TABLE koldstore.segment (
     dead_version bigint      NOT NULL DEFAULT 0,
     created_at   timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     ended_at     timestamptz,
+    layout       text,
     CHECK (state = 'in_progress' OR (min_seq <= max_seq AND sha256 IS NOT NULL))
 );
 COMMENT ON COLUMN koldstore.segment.key_hashes IS 'One 64-bit hash of the primary key for each row, in row order, big endian.';
 COMMENT ON COLUMN koldstore.segment.dead IS 'Ordinals of rows that newer segments supersede, with the generations that did it (docs/format.md); NULL while there are none.';
+COMMENT ON COLUMN koldstore.segment.layout IS 'Names the columns and key of the file. Only files of one layout are merged.';
 -- No two active segments of a table overlap in seq.
 CREATE INDEX segment_by_seq ON koldstore.segment (table_oid, max_seq) WHERE state = 'active';
 CREATE INDEX segment_by_state ON koldstore.segment (state) WHERE state <> 'active';
@@ -204,6 +219,7 @@ CREATE TABLE koldstore.stream (
     gap          jsonb,
     created_by   name        NOT NULL,
     created_at   timestamptz NOT NULL DEFAULT pg_catalog.now(),
+    began        text COLLATE "C",
     UNIQUE (schema_name, name)
 );
 COMMENT ON COLUMN koldstore.stream.seed_max_seq IS 'The last seq that the backfill of start = earliest used; live events get higher ones.';
@@ -212,6 +228,7 @@ COMMENT ON COLUMN koldstore.stream.seed_key IS 'Where that backfill goes on: the
 COMMENT ON COLUMN koldstore.stream.gap IS
     'The newest hole in the log: {"after": the last event before it, "reason", "noticed_at", "from_lsn", "to_lsn"}; NULL if there is none.';
 COMMENT ON COLUMN koldstore.stream.floor IS 'Monotonic: the highest event id that the retention sweep has removed.';
+COMMENT ON COLUMN koldstore.stream.began IS 'A position in front of the first event. Whatever happened before it is not in the log, whether or not it would have matched.';
 CREATE INDEX stream_by_table ON koldstore.stream (table_oid);
 
 -- Keys of which a stream has told something while its backfill was under way: what the backfill has read of them is outdated.
@@ -224,12 +241,15 @@ CREATE INDEX seed_touched_by_hash ON koldstore.seed_touched (stream_id, hash);
 
 -- Numbers that change with every batch, apart from the definition so that it stays small and quiet.
 CREATE TABLE koldstore.stream_status (
-    stream_id   bigint PRIMARY KEY REFERENCES koldstore.stream ON DELETE CASCADE,
-    tail_id     text COLLATE "C",
-    events      bigint NOT NULL DEFAULT 0,
-    events_lost bigint NOT NULL DEFAULT 0
+    stream_id    bigint PRIMARY KEY REFERENCES koldstore.stream ON DELETE CASCADE,
+    tail_id      text COLLATE "C",
+    events       bigint NOT NULL DEFAULT 0,
+    events_lost  bigint NOT NULL DEFAULT 0,
+    truncated_id text COLLATE "C"
 ) WITH (fillfactor = 50);
 COMMENT ON COLUMN koldstore.stream_status.tail_id IS 'The last event that was handed to live push.';
+-- A TRUNCATE of a stream's table tells of the keys that are live in the log, for which only what is behind this has to be read.
+COMMENT ON COLUMN koldstore.stream_status.truncated_id IS 'The last id of the newest TRUNCATE: no key is live by an event up to it.';
 
 CREATE TABLE koldstore.quarantine (
     quarantine_id bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -248,5 +268,7 @@ COMMENT ON TABLE koldstore.quarantine IS
 
 ---- create above / drop below ----
 
-DROP TABLE koldstore.partition, koldstore.applied_shape, koldstore.published_table, koldstore.quarantine, koldstore.seed_touched, koldstore.stream_status, koldstore.stream, koldstore.segment, koldstore.job, koldstore.managed_table,
-    koldstore.storage, koldstore.wal_marker, koldstore.command, koldstore.gap, koldstore.checkpoint;
+DROP PUBLICATION koldproxy;
+DROP TABLE koldstore.quarantine, koldstore.stream_status, koldstore.seed_touched, koldstore.stream, koldstore.segment, koldstore.applied_shape,
+    koldstore.partition, koldstore.published_table, koldstore.job, koldstore.managed_table, koldstore.storage, koldstore.wal_marker,
+    koldstore.command_log, koldstore.gap, koldstore.checkpoint;

@@ -71,7 +71,7 @@ BEGIN
 END $$;
 
 -- extend_logs makes the next partition of every log whose newest one is in use and will soon be over. A log that nothing is
--- written to gets none.
+-- written to gets none. A log is locked before its partition, as TRUNCATE does.
 CREATE FUNCTION koldstore.extend_logs() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -89,6 +89,7 @@ BEGIN
         -- A stream that is being dropped, or was since this began, needs no partition.
         PERFORM FROM koldstore.stream t WHERE t.stream_id = s.stream_id FOR KEY SHARE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
+        EXECUTE format('LOCK TABLE ONLY %s IN ACCESS SHARE MODE', s.log_oid::regclass);
         EXECUTE format('SELECT EXISTS (SELECT FROM %s)', s.part::regclass) INTO used;
         IF used THEN
             PERFORM koldstore.extend_log(s.log_oid, s.stream_id, s.retention, soon);

@@ -4,7 +4,7 @@
 CREATE PROCEDURE koldstore.alter_stream(stream_schema text, stream_name text, options jsonb, if_exists boolean DEFAULT false)
 LANGUAGE plpgsql AS $$
 DECLARE
-    schema name := koldstore.find_stream(stream_schema, stream_name, if_exists);
+    schema name := CASE WHEN koldstore.assert_writable('ALTER STREAM') THEN koldstore.find_stream(stream_schema, stream_name, if_exists) END;
 BEGIN
     IF schema IS NULL THEN
         RETURN;
@@ -69,6 +69,7 @@ DECLARE
     shown text := CASE WHEN table_schema IS NULL THEN table_name ELSE table_schema || '.' || table_name END;
     rel   regclass := pg_catalog.to_regclass(CASE WHEN table_schema IS NULL THEN '' ELSE pg_catalog.quote_ident(table_schema) || '.' END || pg_catalog.quote_ident(table_name));
 BEGIN
+    PERFORM koldstore.assert_writable('ALTER TABLE');
     IF rel IS NULL THEN
         IF if_exists THEN
             RAISE NOTICE 'relation "%" does not exist, skipping', shown;

@@ -54,7 +54,7 @@ END $$;
 -- repair_table puts a table back into the publication that somebody has taken out, or published in part only, and has everything
 -- that follows it go on from there. The publication and the marker commit together, behind all open writers.
 CREATE FUNCTION koldstore.repair_table(rel oid, why text) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on AS $$
 BEGIN
     PERFORM koldstore.check_table((SELECT pg_get_userbyid(c.relowner) FROM pg_class c WHERE c.oid = rel), rel);
     IF koldstore.is_published(rel) THEN
@@ -64,7 +64,8 @@ BEGIN
     PERFORM koldstore.mark_heal(rel, why);
 END $$;
 
--- note_hole tells the streams of a table that events are missing behind what their logs have now.
+-- note_hole tells the streams of a table that events are missing behind what their logs have now. A hole in front of a stream's
+-- first event has a place, too, for readers who were there before it.
 CREATE FUNCTION koldstore.note_hole(rel oid, why text, from_lsn pg_lsn, to_lsn pg_lsn) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -74,7 +75,7 @@ BEGIN
     FOR s IN SELECT t.stream_id, t.log_oid FROM koldstore.stream t JOIN pg_class c ON c.oid = t.log_oid WHERE t.table_oid = rel AND t.state IN ('seeding', 'active') LOOP
         EXECUTE format('SELECT max(id) FROM %s', s.log_oid::regclass) INTO last;
         UPDATE koldstore.stream t SET gaps = t.gaps + 1,
-            gap = jsonb_build_object('after', last, 'reason', why, 'noticed_at', clock_timestamp(), 'from_lsn', from_lsn, 'to_lsn', to_lsn)
+            gap = jsonb_build_object('after', coalesce(last, koldstore.event_id((SELECT c.watermark FROM koldstore.checkpoint c), '0/0')), 'reason', why, 'noticed_at', clock_timestamp(), 'from_lsn', from_lsn, 'to_lsn', to_lsn)
         WHERE t.stream_id = s.stream_id;
     END LOOP;
 END $$;

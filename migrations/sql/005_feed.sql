@@ -48,17 +48,18 @@ BEGIN
     END IF;
 END $$;
 
--- base_type follows domains down to what they are made of.
-CREATE FUNCTION koldstore.base_type(declared oid, declared_mod integer, OUT type oid, OUT typmod integer)
-LANGUAGE sql STABLE
-BEGIN ATOMIC
-    WITH RECURSIVE chain(type, typmod, depth) AS (
-        SELECT declared, declared_mod, 0
-        UNION ALL
-        SELECT t.typbasetype, CASE WHEN t.typtypmod <> -1 THEN t.typtypmod ELSE c.typmod END, c.depth + 1
-        FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.type WHERE t.typtype = 'd')
-    SELECT c.type, c.typmod FROM chain c ORDER BY c.depth DESC LIMIT 1;
-END;
+-- check_storage refuses a storage that koldproxy could not use when it tried. One that has not been tried yet passes.
+CREATE FUNCTION koldstore.check_storage(wanted text) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    s koldstore.storage;
+BEGIN
+    SELECT * INTO s FROM koldstore.storage t WHERE t.name = wanted;
+    IF s.check_error IS NOT NULL AND NOT s.wants_check THEN
+        RAISE EXCEPTION 'storage "%" cannot be used', wanted USING ERRCODE = '55000', DETAIL = s.check_error,
+            HINT = pg_catalog.format('koldproxy tries it again every half minute, for the last time at %s: see koldstore.storages.', s.checked_at::timestamptz(0));
+    END IF;
+END $$;
 
 CREATE FUNCTION koldstore.do_manage_table(requester name, args jsonb) RETURNS jsonb
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -79,9 +80,9 @@ BEGIN
     PERFORM koldstore.check_table(requester, rel);
     SELECT n.nspname, c.relname INTO schema, tab FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = rel;
     IF EXISTS (SELECT FROM koldstore.managed_table m WHERE m.table_oid = rel) THEN
-        RAISE EXCEPTION 'table "%" is already managed', tab USING ERRCODE = '55000', HINT = 'Use koldstore.unmanage_table first to begin anew.';
+        RAISE EXCEPTION 'table "%" is already managed', tab USING ERRCODE = '55000', HINT = 'koldstore.heal_table compares the feed with its table, which also brings a broken one back; koldstore.unmanage_table ends it, to begin anew.';
     END IF;
-    PERFORM koldstore.check_feed_options(args);
+    PERFORM koldstore.check_feed_options(args); PERFORM koldstore.check_storage(args ->> 'storage');
 
     -- Domains become their base types: the mirror holds what the table has checked, and checks are code of users.
     SELECT pg_catalog.string_agg(pg_catalog.format('%I %s%s NOT NULL', a.attname, pg_catalog.format_type(b.type, b.typmod),
@@ -258,280 +259,44 @@ BEGIN
     RETURN '{"ok": true}';
 END $$;
 
--- Demands: what a function needs from koldproxy before it can answer (docs/architecture.md). koldproxy puts the answers,
--- a JSON array, into the setting koldstore.staged and runs the statement again.
+-- What cold segments are kept, beside retention by age.
 
--- What is staged is in a setting, which every function that runs in the session can read, those of other roles included. So
--- it is sealed with a key that the server shows to those alone who may have the answer, judged as the current user where the
--- key is asked for: in a function with SECURITY DEFINER that is its owner. The key is good for one session.
-CREATE TABLE koldstore.stage_secret (secret bytea NOT NULL);
-INSERT INTO koldstore.stage_secret
-SELECT pg_catalog.string_agg(pg_catalog.uuid_send(pg_catalog.gen_random_uuid()), ''::bytea) FROM pg_catalog.generate_series(1, 4);
-ALTER TABLE koldstore.stage_secret ENABLE ROW LEVEL SECURITY; -- without a policy: for nobody but the owner, whose view reads it
-GRANT SELECT ON koldstore.stage_secret TO PUBLIC;
+CREATE FUNCTION koldstore.set_retention_bytes(table_name regclass, bytes bigint) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    INSERT INTO koldstore.command (verb, args) VALUES ('set_cold_limit', pg_catalog.jsonb_build_object('table', table_name::oid, 'retention_bytes', bytes));
+    RETURN true;
+END $$;
+COMMENT ON FUNCTION koldstore.set_retention_bytes IS 'How large the cold segments of a table may be together; NULL for no bound. The oldest are dropped, soon after.';
 
-CREATE VIEW koldstore.stage_key WITH (security_barrier) AS
-SELECT m.table_oid, k.kind,
-       pg_catalog.sha512(s.secret || pg_catalog.int4send(pg_catalog.pg_backend_pid()) || pg_catalog.int8send(m.table_oid::bigint) || pg_catalog.textsend(k.kind)) AS key
-FROM koldstore.stage_secret s, koldstore.managed_table m, (VALUES ('cold_page'), ('flush')) AS k(kind)
-WHERE CASE k.kind WHEN 'flush' THEN koldstore.is_owner(current_user, m.table_oid) ELSE koldstore.may_read(m.table_oid) END;
-GRANT SELECT ON koldstore.stage_key TO PUBLIC;
+CREATE FUNCTION koldstore.set_tombstone_retention(table_name regclass, age interval) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    INSERT INTO koldstore.command (verb, args) VALUES ('set_cold_limit', pg_catalog.jsonb_build_object('table', table_name::oid, 'tombstone_retention', age::text));
+    RETURN true;
+END $$;
+COMMENT ON FUNCTION koldstore.set_tombstone_retention IS
+    'After which age deletes may be forgotten; NULL keeps them for ever. A cursor older than a forgotten delete is refused with KS001.';
 
--- demand_allowed returns the key, in hexadecimal, for the answer to a demand; NULL when the current user may not have it.
-CREATE FUNCTION koldstore.demand_allowed(demand jsonb) RETURNS text
-LANGUAGE sql STABLE
-BEGIN ATOMIC
-    SELECT pg_catalog.encode(k.key, 'hex') FROM koldstore.stage_key k WHERE k.table_oid = (demand ->> 'table')::oid AND k.kind = demand ->> 'kind';
-END;
-
--- unseal opens what koldproxy has sealed (proxy/seal.go); NULL when key and seal do not belong together. The stream that box
--- is combined with is made of SHA-512 over key, nonce and a counter.
-CREATE FUNCTION koldstore.unseal(box bytea, nonce bytea, mac bytea, key bytea) RETURNS jsonb
-LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION koldstore.do_set_cold_limit(requester name, args jsonb) RETURNS jsonb
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    size   integer := pg_catalog.length(box);
-    stream bytea;
+    m koldstore.managed_table := koldstore.managed(requester, args);
 BEGIN
-    IF pg_catalog.sha512(key || pg_catalog.sha512(key || nonce || box)) <> mac THEN
-        RETURN NULL;
+    IF (args ->> 'retention_bytes')::bigint <= 0 THEN
+        RAISE EXCEPTION 'bytes must be positive' USING ERRCODE = '22023', HINT = 'NULL keeps everything.';
+    ELSIF (args ->> 'tombstone_retention')::interval <= interval '0' THEN
+        RAISE EXCEPTION 'age must be positive' USING ERRCODE = '22023', HINT = 'NULL keeps all deletes.';
     END IF;
-    SELECT pg_catalog.substr(pg_catalog.string_agg(pg_catalog.sha512(key || nonce || pg_catalog.int4send(i)), ''::bytea ORDER BY i), 1, size)
-    INTO stream FROM pg_catalog.generate_series(0, size / 64) AS i;
-    RETURN pg_catalog.convert_from(pg_catalog.substr(pg_catalog.varbit_send(
-        ('x' || pg_catalog.encode(box, 'hex'))::varbit # ('x' || pg_catalog.encode(stream, 'hex'))::varbit), 5), 'UTF8')::jsonb;
+    UPDATE koldstore.managed_table t
+    SET retention_bytes = CASE WHEN args ? 'retention_bytes' THEN (args ->> 'retention_bytes')::bigint ELSE t.retention_bytes END,
+        tombstone_retention = CASE WHEN args ? 'tombstone_retention' THEN (args ->> 'tombstone_retention')::interval ELSE t.tombstone_retention END
+    WHERE t.table_oid = m.table_oid;
+    NOTIFY koldstore_job;
+    RETURN '{"ok": true}';
 END $$;
 
--- staged finds the answer to a demand: the one with the largest limit among those that agree in the demand's other fields.
--- The setting holds two lines for each answer: what was demanded, with nonce and mac, and the box in base64.
-CREATE FUNCTION koldstore.staged(demand jsonb) RETURNS jsonb
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    setting text := pg_catalog.current_setting('koldstore.staged', true);
-    lines   text[];
-    answer  record;
-BEGIN
-    IF setting IS NULL OR setting = '' THEN
-        RETURN NULL;
-    END IF;
-    lines := pg_catalog.string_to_array(setting, E'\n');
-    SELECT h.head, lines[n * 2] AS box INTO answer
-    FROM pg_catalog.generate_series(1, pg_catalog.cardinality(lines) / 2) AS n CROSS JOIN LATERAL (SELECT lines[n * 2 - 1]::jsonb) AS h(head)
-    WHERE h.head -> 'demand' @> demand
-    ORDER BY (h.head -> 'demand' ->> 'limit')::bigint DESC NULLS LAST
-    LIMIT 1;
-    RETURN (SELECT koldstore.unseal(pg_catalog.decode(answer.box, 'base64'), pg_catalog.decode(answer.head ->> 'nonce', 'hex'),
-                                    pg_catalog.decode(answer.head ->> 'mac', 'hex'), k.key)
-            FROM koldstore.stage_key k WHERE k.table_oid = (demand ->> 'table')::oid AND k.kind = demand ->> 'kind');
-END $$;
-
--- demanding_names are the views, functions and tables with which a statement may raise a demand although its text does not
--- call the functions that do: what depends on those, or mentions one of its names in a body that is text. koldproxy holds the
--- answers of statements with one of these names.
-CREATE FUNCTION koldstore.demanding_names() RETURNS SETOF name
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    RETURN QUERY
-    WITH RECURSIVE bodies AS MATERIALIZED (
-        SELECT p.oid, p.proname, p.prosrc FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_language l ON l.oid = p.prolang
-        WHERE p.pronamespace <> ALL (ARRAY['pg_catalog', 'information_schema', 'koldstore']::regnamespace[]) AND l.lanname NOT IN ('c', 'internal')
-    ), users AS MATERIALIZED (
-        SELECT d.refclassid, d.refobjid, 'pg_class'::regclass::oid AS kind, coalesce(r.ev_class, t.tgrelid, f.adrelid, y.polrelid) AS id
-        FROM pg_catalog.pg_depend d
-        LEFT JOIN pg_catalog.pg_rewrite r ON d.classid = 'pg_rewrite'::regclass AND r.oid = d.objid
-        LEFT JOIN pg_catalog.pg_trigger t ON d.classid = 'pg_trigger'::regclass AND t.oid = d.objid
-        LEFT JOIN pg_catalog.pg_attrdef f ON d.classid = 'pg_attrdef'::regclass AND f.oid = d.objid
-        LEFT JOIN pg_catalog.pg_policy y ON d.classid = 'pg_policy'::regclass AND y.oid = d.objid
-        WHERE d.refclassid IN ('pg_proc'::regclass, 'pg_class'::regclass) AND d.objid >= 16384
-            AND (d.refclassid = 'pg_proc'::regclass OR d.classid = 'pg_rewrite'::regclass)
-        UNION ALL
-        SELECT d.refclassid, d.refobjid, d.classid, d.objid FROM pg_catalog.pg_depend d
-        WHERE d.classid = 'pg_proc'::regclass AND d.refclassid IN ('pg_proc'::regclass, 'pg_class'::regclass) AND d.objid >= 16384
-    ), reach(kind, id) AS (
-        SELECT 'pg_proc'::regclass::oid, p.oid FROM pg_catalog.pg_proc p
-        WHERE p.pronamespace = 'koldstore'::regnamespace AND p.proname IN ('changes_since', 'flush_table')
-        UNION
-        SELECT x.kind, x.id
-        FROM reach r
-        LEFT JOIN pg_catalog.pg_proc p ON r.kind = 'pg_proc'::regclass AND p.oid = r.id
-        LEFT JOIN pg_catalog.pg_class c ON r.kind = 'pg_class'::regclass AND c.oid = r.id
-        CROSS JOIN LATERAL (
-            SELECT u.kind, u.id FROM users u WHERE u.refclassid = r.kind AND u.refobjid = r.id AND u.id IS NOT NULL
-            UNION ALL
-            SELECT 'pg_proc'::regclass::oid, b.oid FROM bodies b
-            WHERE b.prosrc ~* ('(^|[^[:alnum:]_$])' || pg_catalog.regexp_replace(coalesce(p.proname, c.relname)::text, '([^[:alnum:]_])', '\\\1', 'g') || '($|[^[:alnum:]_$])')
-        ) AS x)
-    SELECT DISTINCT coalesce(p.proname, c.relname)
-    FROM reach r
-    LEFT JOIN pg_catalog.pg_proc p ON r.kind = 'pg_proc'::regclass AND p.oid = r.id
-    LEFT JOIN pg_catalog.pg_class c ON r.kind = 'pg_class'::regclass AND c.oid = r.id
-    WHERE p.pronamespace IS DISTINCT FROM 'koldstore'::regnamespace::oid AND coalesce(p.proname, c.relname) IS NOT NULL;
-END $$;
-REVOKE ALL ON FUNCTION koldstore.demanding_names() FROM PUBLIC;
-
-CREATE FUNCTION koldstore.raise_demand(demand jsonb, message text) RETURNS void
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    RAISE EXCEPTION '%', message USING ERRCODE = 'KS003', DETAIL = demand::text,
-        HINT = 'Connect through koldproxy, which answers by itself. If this connection does: docs/guarantees.md names the few statements that it cannot repeat.';
-END $$;
-
--- segments_for picks the active segments that a page needs: from the cursor on (forward) or from the end (last), until
--- they hold enough live rows. How many are left in one that the cursor is within is not known, so it counts for nothing.
-CREATE FUNCTION koldstore.segments_for(rel oid, mode text, after bigint, wanted bigint) RETURNS jsonb
-LANGUAGE sql STABLE
-BEGIN ATOMIC
-    SELECT coalesce(pg_catalog.jsonb_agg(s.segment_id ORDER BY s.min_seq), '[]')
-    FROM (SELECT t.segment_id, t.min_seq,
-                 sum(CASE WHEN mode = 'last' OR t.min_seq > after THEN t.row_count - t.dead_count ELSE 0 END) OVER (ORDER BY CASE mode WHEN 'last' THEN -t.min_seq ELSE t.min_seq END
-                     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
-          FROM koldstore.segment t
-          WHERE t.table_oid = rel AND t.state = 'active' AND t.max_seq > after) s
-    WHERE coalesce(s.before, 0) < wanted;
-END;
-
--- key_equality lists the key columns of a mirror with the equality operator of each column's own operator class: what the
--- search path finds could be anybody's.
-CREATE FUNCTION koldstore.key_equality(mirror oid) RETURNS TABLE (ord bigint, attnum int2, equals text)
-LANGUAGE sql STABLE
-BEGIN ATOMIC
-    SELECT k.ord, k.attnum, pg_catalog.format('%I.%s', n.nspname, o.oprname)
-    FROM pg_catalog.pg_index i
-    CROSS JOIN LATERAL ROWS FROM (pg_catalog.unnest(i.indkey::int2[]), pg_catalog.unnest(i.indclass::oid[])) WITH ORDINALITY AS k(attnum, class, ord)
-    JOIN pg_catalog.pg_opclass c ON c.oid = k.class
-    JOIN pg_catalog.pg_amop a ON a.amopfamily = c.opcfamily AND a.amoplefttype = c.opcintype AND a.amoprighttype = c.opcintype AND a.amopstrategy = 3
-    JOIN pg_catalog.pg_operator o ON o.oid = a.amopopr
-    JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
-    WHERE i.indrelid = mirror AND i.indisprimary;
-END;
-
--- key_json is the SQL that makes JSON of a key column of the mirror m. Types that users made go through their output
--- functions, since a cast to json would be code of users.
-CREATE FUNCTION koldstore.key_json(a pg_catalog.pg_attribute) RETURNS text
-LANGUAGE sql STABLE
-BEGIN ATOMIC
-    SELECT pg_catalog.format(CASE WHEN t.typnamespace = 'pg_catalog'::regnamespace THEN 'pg_catalog.to_jsonb(m.%I)' ELSE 'pg_catalog.to_jsonb(pg_catalog.format(''%%s'', m.%I))' END, a.attname)
-    FROM pg_catalog.pg_type t WHERE t.oid = a.atttypid;
-END;
-
-CREATE FUNCTION koldstore.changes_since(
-    table_name regclass,
-    since_seq  bigint  DEFAULT 0,
-    limit_rows integer DEFAULT 1000,
-    last_rows  integer DEFAULT NULL
-) RETURNS TABLE (seq bigint, op smallint, pk jsonb, deleted boolean, row_image jsonb, source text)
-LANGUAGE plpgsql STABLE ROWS 1000 SET search_path = pg_catalog, pg_temp AS $$
-#variable_conflict use_column
-DECLARE
-    rel      oid := table_name;
-    m        koldstore.managed_table;
-    newest   boolean;
-    mirror   text;
-    key_list text;
-    key_json text;
-    cold_max bigint;
-    wanted   bigint;
-    hot_rows bigint := 0;
-    demand   jsonb;
-    page     jsonb;
-    got      bigint;
-    complete boolean;
-BEGIN
-    IF rel IS NULL THEN
-        RAISE EXCEPTION 'table_name must not be NULL' USING ERRCODE = '22023';
-    ELSIF since_seq IS NULL OR since_seq < 0 THEN
-        RAISE EXCEPTION 'since_seq must be >= 0' USING ERRCODE = '22023';
-    ELSIF limit_rows IS NULL OR limit_rows <= 0 THEN
-        RAISE EXCEPTION 'limit_rows must be positive' USING ERRCODE = '22023';
-    ELSIF limit_rows > 1000000 THEN
-        RAISE EXCEPTION 'limit_rows must be <= 1000000' USING ERRCODE = '22023', HINT = 'Page on from the last seq.';
-    END IF;
-    newest := since_seq = 0 AND last_rows IS NOT NULL;
-    IF newest AND last_rows <= 0 THEN
-        RAISE EXCEPTION 'last_rows must be positive' USING ERRCODE = '22023';
-    ELSIF newest AND last_rows > limit_rows THEN
-        RAISE EXCEPTION 'last_rows must be <= limit_rows' USING ERRCODE = '22023';
-    END IF;
-    IF NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = rel) THEN
-        RAISE EXCEPTION 'relation with OID % does not exist', rel USING ERRCODE = '42P01';
-    END IF;
-    PERFORM koldstore.assert_readable(rel);
-    SELECT * INTO m FROM koldstore.managed_table t WHERE t.table_oid = rel;
-    IF NOT FOUND THEN
-        RAISE EXCEPTION 'table "%" is not managed by koldstore', koldstore.name_of(table_name) USING ERRCODE = '55000',
-            HINT = 'SELECT koldstore.manage_table(…) gives a table a change feed.';
-    ELSIF m.state = 'broken' THEN
-        RAISE EXCEPTION 'the change feed of table "%" is broken: %', koldstore.name_of(rel), m.reason USING ERRCODE = '55000';
-    ELSIF m.state NOT IN ('active', 'healing') THEN
-        RAISE EXCEPTION 'the change feed of table "%" is still being seeded', koldstore.name_of(rel) USING ERRCODE = '55000',
-            HINT = 'SELECT koldstore.wait_for_async_mirror() waits for that; koldstore.list_jobs() shows how far it is.';
-    ELSIF since_seq > 0 AND since_seq < m.floor THEN
-        RAISE EXCEPTION 'change records before sequence % are no longer retained', m.floor USING ERRCODE = 'KS001',
-            DETAIL = pg_catalog.format('The cursor %s is below the retained beginning of the feed of "%s".', since_seq, koldstore.name_of(rel)),
-            HINT = 'Rebuild the copy from the retained beginning (since_seq => 0), then go on from its last seq.';
-    END IF;
-
-    mirror := m.mirror_oid::pg_catalog.regclass::text;
-    SELECT pg_catalog.string_agg(pg_catalog.format('m.%1$I OPERATOR(%2$s) k.%1$I', a.attname, k.equals), ' AND '),
-           'pg_catalog.jsonb_build_object(' || pg_catalog.string_agg(pg_catalog.format('%1$L, %2$s', a.attname, koldstore.key_json(a)), ', ' ORDER BY k.ord) || ')'
-    INTO key_list, key_json
-    FROM koldstore.key_equality(m.mirror_oid) AS k JOIN pg_catalog.pg_attribute a ON a.attrelid = m.mirror_oid AND a.attnum = k.attnum;
-    SELECT coalesce(max(s.max_seq), 0) INTO cold_max FROM koldstore.segment s WHERE s.table_oid = rel AND s.state = 'active';
-
-    wanted := CASE WHEN newest THEN last_rows ELSE limit_rows END;
-    IF newest THEN
-        -- Every hot seq is above every cold one, so the newest rows are hot first; cold only fills up.
-        EXECUTE pg_catalog.format('SELECT count(*) FROM (SELECT FROM %s ORDER BY seq DESC LIMIT $1) x', mirror) INTO hot_rows USING wanted;
-    END IF;
-
-    IF hot_rows < wanted AND cold_max > since_seq THEN
-        demand := pg_catalog.jsonb_build_object('kind', 'cold_page', 'table', rel::bigint, 'generation', m.generation,
-            'mode', CASE WHEN newest THEN 'last' ELSE 'forward' END);
-        IF NOT newest THEN
-            demand := demand || pg_catalog.jsonb_build_object('after', since_seq);
-        END IF;
-        page := koldstore.staged(demand);
-        IF page IS NULL THEN
-            PERFORM koldstore.raise_demand(demand || pg_catalog.jsonb_build_object('limit', wanted - hot_rows, 'segments',
-                koldstore.segments_for(rel, demand ->> 'mode', since_seq, wanted - hot_rows)), koldstore.cold_needed(table_name));
-        END IF;
-        -- A row that the mirror has, too, has changed since it was flushed.
-        RETURN QUERY EXECUTE pg_catalog.format(
-            'SELECT * FROM (SELECT c.seq, c.op, c.pk, c.op = 3, c.image, ''cold''::text
-             FROM pg_catalog.jsonb_to_recordset($1) AS c(seq bigint, op smallint, pk jsonb, image jsonb)
-             WHERE c.seq > $2 AND NOT EXISTS (SELECT FROM %1$s m, pg_catalog.jsonb_populate_record(NULL::%1$s, c.pk) k WHERE %2$s)
-             ORDER BY c.seq %3$s LIMIT $3) x ORDER BY 1',
-            mirror, key_list, CASE WHEN newest THEN 'DESC' ELSE 'ASC' END)
-            USING page -> 'rows', since_seq, wanted - hot_rows;
-        GET DIAGNOSTICS got = ROW_COUNT;
-        complete := CASE WHEN newest THEN (page ->> 'complete')::boolean
-                AND pg_catalog.jsonb_array_length(page -> 'segments') = (SELECT count(*) FROM koldstore.segment s WHERE s.table_oid = rel AND s.state = 'active')
-            ELSE (page ->> 'through')::bigint >= cold_max END;
-        IF got < wanted - hot_rows AND NOT complete THEN
-            PERFORM koldstore.raise_demand(demand || pg_catalog.jsonb_build_object('limit', (page ->> 'limit')::bigint * 2 + 1000, 'segments',
-                koldstore.segments_for(rel, demand ->> 'mode', since_seq, (page ->> 'limit')::bigint * 2 + 1000)), koldstore.cold_needed(table_name));
-        END IF;
-        IF NOT newest THEN
-            wanted := wanted - got;
-        END IF;
-    END IF;
-
-    IF newest THEN
-        RETURN QUERY EXECUTE pg_catalog.format(
-            'SELECT * FROM (SELECT m.seq, m.op, %s, m.op = 3, m.row_image, ''hot''::text FROM %s m ORDER BY m.seq DESC LIMIT $1) x ORDER BY 1', key_json, mirror)
-            USING hot_rows;
-    ELSIF wanted > 0 THEN
-        RETURN QUERY EXECUTE pg_catalog.format(
-            'SELECT m.seq, m.op, %s, m.op = 3, m.row_image, ''hot''::text FROM %s m WHERE m.seq > $1 ORDER BY m.seq LIMIT $2', key_json, mirror)
-            USING since_seq, wanted;
-    END IF;
-END $$;
-COMMENT ON FUNCTION koldstore.changes_since IS
-    'The latest state of every row of a managed table in the order of its last change. Exclusive cursor; a page shorter than limit_rows is the end.';
-
-CREATE FUNCTION koldstore.cold_needed(rel regclass) RETURNS text LANGUAGE sql STABLE
-BEGIN ATOMIC
-    SELECT 'cold history of "' || koldstore.name_of(rel) || '"' || ' is needed, and koldproxy has not been asked for it';
-END;
+-- Flushes and other jobs.
 
 CREATE FUNCTION koldstore.flush_table(table_name regclass, wait boolean DEFAULT false, force boolean DEFAULT false) RETURNS jsonb
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -550,7 +315,7 @@ BEGIN
         RAISE EXCEPTION 'table_name must not be NULL' USING ERRCODE = '22023';
     ELSIF koldstore.is_owner(current_user, table_name) IS NOT TRUE THEN
         RAISE EXCEPTION 'must be owner of table %', koldstore.name_of(table_name) USING ERRCODE = '42501';
-    ELSIF NOT EXISTS (SELECT FROM koldstore.managed_table t WHERE t.table_oid = table_name) THEN
+    ELSIF NOT EXISTS (SELECT FROM koldstore.visible_managed_table t WHERE t.table_oid = table_name) THEN
         RAISE EXCEPTION 'table "%" is not managed by koldstore', koldstore.name_of(table_name) USING ERRCODE = '55000',
             HINT = 'SELECT koldstore.manage_table(…) gives a table a change feed.';
     END IF;
@@ -617,7 +382,7 @@ BEGIN ATOMIC
     SELECT coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object('job_id', j.job_id, 'job_type', j.job_type, 'table', j.table_oid::pg_catalog.regclass::text,
         'status', j.status, 'progress', j.progress, 'error', j.error, 'created_by', j.created_by, 'created_at', j.created_at,
         'started_at', j.started_at, 'ended_at', j.ended_at) ORDER BY j.created_at), '[]')
-    FROM koldstore.job j
+    FROM koldstore.visible_job j
     WHERE (statuses IS NULL OR statuses ? j.status) AND (job_types IS NULL OR job_types ? j.job_type) AND (table_name IS NULL OR j.table_oid = table_name);
 END;
 
@@ -655,11 +420,24 @@ BEGIN
     RETURN pg_catalog.jsonb_build_object('ok', done > 0);
 END $$;
 
+-- How far the applier is, and what it waits for.
+
+-- open_seeds names some of the tables whose seeds or healings are waited for.
+CREATE FUNCTION koldstore.open_seeds() RETURNS text
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT pg_catalog.string_agg(x.name, ', ' ORDER BY x.n) FILTER (WHERE x.n <= 5) || CASE WHEN count(*) > 5 THEN pg_catalog.format(' and %s more', count(*) - 5) ELSE '' END
+    FROM (SELECT j.table_oid::pg_catalog.regclass::text AS name, row_number() OVER (ORDER BY j.created_at, j.job_id) AS n
+          FROM koldstore.visible_job j WHERE j.job_type IN ('seed', 'heal') AND j.status IN ('queued', 'running') AND j.error IS NULL) x;
+END;
+
 -- wait_for_async_mirror returns when everything that was committed before the call is visible in mirrors and logs.
 -- The applier acknowledges a position to its slot only after it has committed what lies before it, and acknowledges idle
 -- stretches of the log as soon as it is told of them; so the slot's confirmed position is the answer, and it can be read
 -- without a snapshot. A commit may be in the log without being flushed (synchronous_commit = off): such ones are flushed
--- within three times wal_writer_delay, which is waited for only if there is something unflushed at the call.
+-- within three times wal_writer_delay, which is waited for only if there is something unflushed at the call. A seed or healing
+-- that has failed and is tried again (its job has an error) is not waited for: it may take until somebody has brought an object
+-- back.
 CREATE FUNCTION koldstore.wait_for_async_mirror(timeout interval DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -693,7 +471,7 @@ BEGIN
                 USING ERRCODE = '55000', HINT = 'See docs/operations.md about gaps.';
         END IF;
         EXIT WHEN s.confirmed_flush_lsn >= target AND gap IS NULL AND NOT EXISTS (
-            SELECT FROM koldstore.job j WHERE j.status IN ('queued', 'running')
+            SELECT FROM koldstore.visible_job j WHERE j.status IN ('queued', 'running') AND j.error IS NULL
             AND (j.job_type = 'seed' AND j.created_at < pg_catalog.transaction_timestamp() OR j.job_type = 'heal'));
         IF s.active THEN
             idle_since := NULL;
@@ -712,17 +490,55 @@ BEGIN
         END IF;
         IF pg_catalog.clock_timestamp() > started + timeout THEN
             RAISE EXCEPTION 'the mirror did not catch up within %', timeout USING ERRCODE = '57014',
-                DETAIL = CASE WHEN s.confirmed_flush_lsn >= target THEN 'Waiting for the seeding of ' || coalesce((
-                        SELECT pg_catalog.string_agg(j.table_oid::pg_catalog.regclass::text, ', ') FROM koldstore.job j
-                        WHERE j.job_type IN ('seed', 'heal') AND j.status IN ('queued', 'running')), 'tables') || '.'
+                DETAIL = CASE WHEN s.confirmed_flush_lsn >= target THEN 'Waiting for the seeding of ' || coalesce(koldstore.open_seeds(), 'tables') || '.'
                     ELSE pg_catalog.format('Applied up to %s, waiting for %s.', s.confirmed_flush_lsn, target) END;
         END IF;
         PERFORM pg_catalog.pg_sleep(pause);
         pause := least(pause * 1.5, 0.02);
     END LOOP;
+    FOR s IN SELECT j.table_oid::pg_catalog.regclass AS tab, j.error FROM koldstore.visible_job j
+             WHERE j.job_type IN ('seed', 'heal') AND j.status IN ('queued', 'running') AND j.error IS NOT NULL ORDER BY j.created_at LIMIT 5 LOOP
+        RAISE WARNING 'the feed of "%" is not waited for: %', s.tab, s.error;
+    END LOOP;
     SELECT c.rows_applied INTO after FROM koldstore.checkpoint c;
     RETURN after - before;
 END $$;
+
+-- slot_waits_for names the oldest transactions of the server that the replication slot waits for; NULL if it is there. Roles that may not
+-- look at others' sessions see their processes only.
+CREATE FUNCTION koldstore.slot_waits_for() RETURNS text
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT pg_catalog.string_agg(x.who, ', ' ORDER BY x.age DESC)
+    FROM (SELECT coalesce('prepared transaction ' || pg_catalog.quote_literal(p.gid),
+                     'process ' || l.pid || coalesce(' in database ' || a.datname, '') || coalesce(', since ' || a.xact_start::timestamptz(0), '')) AS who,
+                 max(pg_catalog.age(l.transactionid)) AS age
+          FROM pg_catalog.pg_locks l
+          LEFT JOIN pg_catalog.pg_prepared_xacts p ON l.pid IS NULL AND p.transaction = l.transactionid
+          LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+          WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted AND l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid()
+            AND coalesce(p.prepared, a.xact_start, '-infinity') < pg_catalog.clock_timestamp() - interval '1 s'
+          GROUP BY 1 ORDER BY 2 DESC LIMIT 5) x
+    WHERE NOT EXISTS (SELECT FROM koldstore.checkpoint c JOIN pg_catalog.pg_replication_slots s ON s.slot_name = c.slot_name
+                      WHERE s.database = pg_catalog.current_database() AND s.confirmed_flush_lsn IS NOT NULL AND c.gap IS NULL);
+END;
+
+-- apply_waits_for names who has been keeping the applier from a lock for more than 5 seconds; NULL if nobody does.
+CREATE FUNCTION koldstore.apply_waits_for() RETURNS text
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT pg_catalog.string_agg(DISTINCT
+        coalesce('process ' || nullif(b.pid, 0) || coalesce(' (user ' || s.usename || coalesce(', application ' || pg_catalog.quote_literal(nullif(s.application_name, '')), '') || ')', ''),
+            'a prepared transaction') || coalesce(', which has a lock on ' || c.oid::pg_catalog.regclass::text, ''), '; ')
+    FROM pg_catalog.pg_stat_activity a
+    JOIN pg_catalog.pg_locks w ON w.pid = a.pid AND NOT w.granted AND w.waitstart < pg_catalog.clock_timestamp() - interval '5 s'
+    LEFT JOIN pg_catalog.pg_locks t ON w.locktype = 'transactionid' AND t.pid = w.pid AND t.locktype = 'tuple'
+    LEFT JOIN pg_catalog.pg_class c ON c.oid = coalesce(w.relation, t.relation)
+    CROSS JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid)) AS b(pid)
+    LEFT JOIN pg_catalog.pg_stat_activity s ON s.pid = b.pid
+    WHERE a.application_name = 'koldproxy apply' AND a.datname = pg_catalog.current_database()
+      AND a.usesysid = (SELECT n.nspowner FROM pg_catalog.pg_namespace n WHERE n.nspname = 'koldstore');
+END;
 
 -- gaps says how many holes there were, which one was the last, and how many feeds are still being compared with their tables.
 CREATE FUNCTION koldstore.gaps() RETURNS jsonb
@@ -730,32 +546,36 @@ LANGUAGE sql STABLE
 BEGIN ATOMIC
     SELECT pg_catalog.jsonb_build_object('count', count(*),
         'last', (pg_catalog.array_agg(pg_catalog.to_jsonb(g) - 'gap_id' ORDER BY g.gap_id DESC))[1],
-        'healing', (SELECT count(*) FROM koldstore.job j WHERE j.job_type = 'heal' AND j.status IN ('queued', 'running')))
-    FROM koldstore.gap g;
+        'healing', (SELECT count(*) FROM koldstore.visible_job j WHERE j.job_type = 'heal' AND j.status IN ('queued', 'running')))
+    FROM koldstore.visible_gap g;
 END;
 
 CREATE FUNCTION koldstore.async_mirror_status() RETURNS jsonb
 LANGUAGE sql STABLE
 BEGIN ATOMIC
     SELECT pg_catalog.jsonb_build_object(
-        'slot_name', c.slot_name, 'running', coalesce(s.active, false), 'healthy', coalesce(s.active AND s.wal_status <> 'lost' AND c.gap IS NULL, false), 'gap', c.gap, 'gaps', koldstore.gaps(),
+        -- A slot that is being made is active, and nothing comes through it.
+        'slot_name', c.slot_name, 'running', coalesce(s.active AND s.confirmed_flush_lsn IS NOT NULL AND c.gap IS NULL, false),
+        'healthy', coalesce(s.active AND s.confirmed_flush_lsn IS NOT NULL AND s.wal_status <> 'lost' AND c.gap IS NULL AND w.who IS NULL, false), 'gap', c.gap, 'gaps', koldstore.gaps(),
+        'waiting_for', coalesce(CASE WHEN c.gap IS NULL OR c.begin_anew THEN koldstore.slot_waits_for() END, w.who),
         'applied_lsn', c.applied_lsn, 'confirmed_lsn', s.confirmed_flush_lsn, 'current_lsn', pg_catalog.pg_current_wal_insert_lsn(),
         'lag_bytes', pg_catalog.pg_current_wal_flush_lsn() - s.confirmed_flush_lsn, 'retained_bytes', pg_catalog.pg_current_wal_insert_lsn() - s.restart_lsn,
         'wal_status', s.wal_status, 'watermark', c.watermark, 'epoch', c.epoch, 'rows_applied', c.rows_applied, 'applied_at', c.applied_at)
-    FROM koldstore.checkpoint c LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = c.slot_name AND s.database = pg_catalog.current_database();
+    FROM koldstore.checkpoint c LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = c.slot_name AND s.database = pg_catalog.current_database()
+    CROSS JOIN (SELECT koldstore.apply_waits_for() AS who) AS w;
 END;
 
 CREATE FUNCTION koldstore.table_status(table_name regclass) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
-    m      koldstore.managed_table;
+    m      koldstore.visible_managed_table;
     live   bigint;
     dead   bigint;
     cold   record;
 BEGIN
     PERFORM koldstore.assert_readable(table_name);
-    SELECT * INTO m FROM koldstore.managed_table t WHERE t.table_oid = table_name;
+    SELECT * INTO m FROM koldstore.visible_managed_table t WHERE t.table_oid = table_name;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'table "%" is not managed by koldstore', koldstore.name_of(table_name) USING ERRCODE = '55000',
             HINT = 'SELECT koldstore.manage_table(…) gives a table a change feed.';
@@ -763,24 +583,26 @@ BEGIN
     EXECUTE pg_catalog.format('SELECT count(*) FILTER (WHERE op <> 3), count(*) FILTER (WHERE op = 3) FROM %s', m.mirror_oid::pg_catalog.regclass) INTO live, dead;
     SELECT count(*) AS segments, coalesce(sum(s.row_count), 0) AS rows, coalesce(sum(s.dead_count), 0) AS superseded,
            coalesce(sum(s.size_bytes), 0) AS bytes, coalesce(max(s.max_seq), 0) AS max_seq
-    INTO cold FROM koldstore.segment s WHERE s.table_oid = table_name AND s.state = 'active';
+    INTO cold FROM koldstore.visible_segment s WHERE s.table_oid = table_name AND s.state = 'active';
     RETURN pg_catalog.jsonb_build_object(
         'table', table_name::text, 'mirror', m.mirror_oid::pg_catalog.regclass::text, 'state', m.state, 'reason', m.reason, 'storage', m.storage,
         'hot_rows', live + dead, 'hot_tombstones', dead, 'mirror_bytes', pg_catalog.pg_total_relation_size(m.mirror_oid),
         'cold_rows', cold.rows - cold.superseded, 'cold_rows_superseded', cold.superseded, 'cold_bytes', cold.bytes, 'segments', cold.segments,
         'cold_max_seq', cold.max_seq, 'floor', m.floor, 'generation', m.generation, 'retention', m.retention, 'hot_row_limit', m.hot_row_limit,
         'move_after', m.move_after, 'min_flush_rows', m.min_flush_rows, 'max_rows_per_file', m.max_rows_per_file, 'auto_flush', m.auto_flush,
-        'quarantined', (SELECT count(*) FROM koldstore.quarantine q WHERE q.table_oid = table_name AND q.stream_id IS NULL),
+        'quarantined', (SELECT count(*) FROM koldstore.visible_quarantine q WHERE q.table_oid = table_name AND q.stream_id IS NULL),
         'jobs', koldstore.list_jobs('["queued", "running"]', NULL, table_name), 'mirror_status', koldstore.async_mirror_status());
 END $$;
 
+REVOKE ALL ON FUNCTION koldstore.check_storage, koldstore.do_manage_table, koldstore.free_name, koldstore.managed, koldstore.do_unmanage_table,
+    koldstore.do_set_retention, koldstore.do_set_table_auto_flush, koldstore.do_set_cold_limit, koldstore.flush_due, koldstore.enqueue_flush,
+    koldstore.do_flush_table, koldstore.do_cancel_job FROM PUBLIC;
+
 ---- create above / drop below ----
 
-DROP FUNCTION koldstore.table_status, koldstore.async_mirror_status, koldstore.gaps, koldstore.wait_for_async_mirror, koldstore.do_cancel_job, koldstore.cancel_job,
-    koldstore.list_jobs, koldstore.do_flush_table, koldstore.enqueue_flush, koldstore.flush_due, koldstore.flush_table, koldstore.cold_needed,
-    koldstore.changes_since, koldstore.key_json, koldstore.key_equality, koldstore.segments_for, koldstore.raise_demand, koldstore.demanding_names, koldstore.staged, koldstore.unseal, koldstore.demand_allowed,
-    koldstore.do_set_table_auto_flush, koldstore.set_table_auto_flush, koldstore.do_set_retention, koldstore.set_retention,
-    koldstore.do_unmanage_table, koldstore.managed, koldstore.unmanage_table, koldstore.free_name, koldstore.do_manage_table, koldstore.base_type,
+DROP FUNCTION koldstore.table_status, koldstore.async_mirror_status, koldstore.gaps, koldstore.apply_waits_for, koldstore.slot_waits_for,
+    koldstore.wait_for_async_mirror, koldstore.open_seeds, koldstore.do_cancel_job, koldstore.cancel_job, koldstore.list_jobs, koldstore.do_flush_table,
+    koldstore.enqueue_flush, koldstore.flush_due, koldstore.flush_table, koldstore.do_set_cold_limit, koldstore.set_tombstone_retention,
+    koldstore.set_retention_bytes, koldstore.do_set_table_auto_flush, koldstore.set_table_auto_flush, koldstore.do_set_retention, koldstore.set_retention,
+    koldstore.do_unmanage_table, koldstore.managed, koldstore.unmanage_table, koldstore.free_name, koldstore.do_manage_table, koldstore.check_storage,
     koldstore.check_feed_options, koldstore.manage_table;
-DROP VIEW koldstore.stage_key;
-DROP TABLE koldstore.stage_secret;

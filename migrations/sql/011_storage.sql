@@ -1,12 +1,4 @@
--- Places for cold segments beside the one of koldproxy's configuration.
-
-ALTER TABLE koldstore.storage
-    ADD COLUMN version     bigint NOT NULL DEFAULT 1,
-    ADD COLUMN created_by  name   NOT NULL DEFAULT CURRENT_USER,
-    ADD COLUMN wants_check boolean NOT NULL DEFAULT false,
-    ADD COLUMN checked_at  timestamptz,
-    ADD COLUMN check_error text;
-COMMENT ON COLUMN koldstore.storage.version IS 'Raised when the credentials change: whoever has the storage open opens it anew.';
+-- Places for cold segments beside the one of koldproxy's configuration, and the files in them.
 
 -- storages is what everybody may know of the places for segments. Credentials are never shown.
 CREATE VIEW koldstore.storages AS
@@ -61,16 +53,6 @@ BEGIN
     INSERT INTO koldstore.command (verb, args)
     VALUES ('alter_storage_credentials', pg_catalog.jsonb_build_object('name', name, 'credentials', coalesce(credentials, '{}')));
 END $$;
-
--- forget_credentials keeps secrets out of the record of commands.
-CREATE FUNCTION koldstore.forget_credentials() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    NEW.args := pg_catalog.jsonb_set(NEW.args, '{credentials}', '"***"');
-    RETURN NEW;
-END $$;
-CREATE TRIGGER c_forget BEFORE INSERT ON koldstore.command FOR EACH ROW WHEN (NEW.args ? 'credentials') EXECUTE FUNCTION koldstore.forget_credentials();
-ALTER TABLE koldstore.command ENABLE ALWAYS TRIGGER c_forget;
 
 -- check_credentials refuses credentials that no storage of a type has. A value is the secret itself or, better, says where koldproxy
 -- finds it: {"file": "name"} or {"env": "NAME"}. Messages name no value.
@@ -163,53 +145,7 @@ BEGIN
     RETURN '{"ok": true}';
 END $$;
 
-REVOKE ALL ON FUNCTION koldstore.do_register_storage, koldstore.do_alter_storage_credentials FROM PUBLIC;
-
-
--- What keeps the cold part of a feed small.
-ALTER TABLE koldstore.managed_table
-    ADD COLUMN retention_bytes bigint CHECK (retention_bytes > 0),
-    ADD COLUMN tombstone_retention interval;
-COMMENT ON COLUMN koldstore.managed_table.retention_bytes IS 'The oldest segments are dropped while all of them together are larger.';
-COMMENT ON COLUMN koldstore.managed_table.tombstone_retention IS
-    'Deletes older than this may be forgotten; the floor rises over those that are. NULL keeps all.';
-ALTER TABLE koldstore.segment ADD COLUMN layout text;
-COMMENT ON COLUMN koldstore.segment.layout IS 'Names the columns and key of the file. Only files of one layout are merged.';
-
-CREATE FUNCTION koldstore.set_retention_bytes(table_name regclass, bytes bigint) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    INSERT INTO koldstore.command (verb, args) VALUES ('set_cold_limit', pg_catalog.jsonb_build_object('table', table_name::oid, 'retention_bytes', bytes));
-    RETURN true;
-END $$;
-COMMENT ON FUNCTION koldstore.set_retention_bytes IS 'How large the cold segments of a table may be together; NULL for no bound. The oldest are dropped, soon after.';
-
-CREATE FUNCTION koldstore.set_tombstone_retention(table_name regclass, age interval) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    INSERT INTO koldstore.command (verb, args) VALUES ('set_cold_limit', pg_catalog.jsonb_build_object('table', table_name::oid, 'tombstone_retention', age::text));
-    RETURN true;
-END $$;
-COMMENT ON FUNCTION koldstore.set_tombstone_retention IS
-    'After which age deletes may be forgotten; NULL keeps them for ever. A cursor older than a forgotten delete is refused with KS001.';
-
-CREATE FUNCTION koldstore.do_set_cold_limit(requester name, args jsonb) RETURNS jsonb
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    m koldstore.managed_table := koldstore.managed(requester, args);
-BEGIN
-    IF (args ->> 'retention_bytes')::bigint <= 0 THEN
-        RAISE EXCEPTION 'bytes must be positive' USING ERRCODE = '22023', HINT = 'NULL keeps everything.';
-    ELSIF (args ->> 'tombstone_retention')::interval <= interval '0' THEN
-        RAISE EXCEPTION 'age must be positive' USING ERRCODE = '22023', HINT = 'NULL keeps all deletes.';
-    END IF;
-    UPDATE koldstore.managed_table t
-    SET retention_bytes = CASE WHEN args ? 'retention_bytes' THEN (args ->> 'retention_bytes')::bigint ELSE t.retention_bytes END,
-        tombstone_retention = CASE WHEN args ? 'tombstone_retention' THEN (args ->> 'tombstone_retention')::interval ELSE t.tombstone_retention END
-    WHERE t.table_oid = m.table_oid;
-    NOTIFY koldstore_job;
-    RETURN '{"ok": true}';
-END $$;
+-- Files of segments: what a dead process left, what the catalog says of them, and one whose object cannot be brought back.
 
 -- recover_segments gives up files of a table that a dead process left unfinished, so that the sweep removes their objects.
 -- What may still be at work (a running job, or younger than an hour) stays.
@@ -241,35 +177,35 @@ BEGIN
     RETURN pg_catalog.jsonb_build_object('actions', pg_catalog.cardinality(orphans));
 END $$;
 
--- verify_table_integrity compares the catalog with itself and with the mirror. koldproxy verify reads the files as well.
+-- verify_table_integrity compares the catalog with itself and with the mirror. koldproxy verify reads the files as well. Rows may be below
+-- the floor, since deletes can be forgotten: it says which cursors are too old, not which rows are gone.
 CREATE FUNCTION koldstore.verify_table_integrity(table_name regclass) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
-    m      koldstore.managed_table;
+    m      koldstore.visible_managed_table;
     lowest bigint;
     checks jsonb;
 BEGIN
     PERFORM koldstore.assert_readable(table_name);
-    SELECT * INTO m FROM koldstore.managed_table t WHERE t.table_oid = table_name;
+    SELECT * INTO m FROM koldstore.visible_managed_table t WHERE t.table_oid = table_name;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'table "%" is not managed by koldstore', koldstore.name_of(table_name) USING ERRCODE = '55000',
             HINT = 'SELECT koldstore.manage_table(…) gives a table a change feed.';
     END IF;
     EXECUTE pg_catalog.format('SELECT min(seq) FROM %s', m.mirror_oid::pg_catalog.regclass) INTO lowest;
     WITH s AS (
-        SELECT g.*, pg_catalog.lag(g.max_seq) OVER (ORDER BY g.min_seq) AS before_max FROM koldstore.segment g WHERE g.table_oid = table_name AND g.state = 'active'
+        SELECT g.*, pg_catalog.lag(g.max_seq) OVER (ORDER BY g.min_seq) AS before_max FROM koldstore.visible_segment g WHERE g.table_oid = table_name AND g.state = 'active'
     ), found(check_name, segment_id) AS (
         SELECT 'segments do not overlap', s.segment_id FROM s WHERE s.min_seq <= s.before_max
-        UNION ALL SELECT 'segments are above the floor', s.segment_id FROM s WHERE s.max_seq <= m.floor
         UNION ALL SELECT 'the mirror is above the segments', s.segment_id FROM s WHERE s.max_seq >= lowest
         UNION ALL SELECT 'checksums, paths and sizes are there', s.segment_id FROM s WHERE pg_catalog.octet_length(s.sha256) IS DISTINCT FROM 32 OR s.object_key = '' OR s.size_bytes <= 0
         UNION ALL SELECT 'there is a key hash for each row', s.segment_id FROM s WHERE pg_catalog.octet_length(s.key_hashes) IS DISTINCT FROM 8 * s.row_count
         UNION ALL SELECT 'counts agree', s.segment_id FROM s WHERE s.row_count <= 0 OR s.dead_count NOT BETWEEN 0 AND s.row_count OR s.tombstones NOT BETWEEN 0 AND s.row_count
-        UNION ALL SELECT 'no file is left unfinished', g.segment_id FROM koldstore.segment g
+        UNION ALL SELECT 'no file is left unfinished', g.segment_id FROM koldstore.visible_segment g
             WHERE g.table_oid = table_name AND g.state = 'in_progress' AND g.created_at < pg_catalog.clock_timestamp() - interval '1 hour'
     ), named(check_name) AS (
-        VALUES ('segments do not overlap'), ('segments are above the floor'), ('the mirror is above the segments'), ('checksums, paths and sizes are there'),
+        VALUES ('segments do not overlap'), ('the mirror is above the segments'), ('checksums, paths and sizes are there'),
                ('there is a key hash for each row'), ('counts agree'), ('no file is left unfinished')
     )
     SELECT pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object('check', n.check_name, 'ok', NOT EXISTS (SELECT FROM found f WHERE f.check_name = n.check_name),
@@ -279,16 +215,54 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION koldstore.verify_table_integrity IS 'What the catalog says about the cold segments of a table, compared with itself and with the mirror.';
 
-REVOKE ALL ON FUNCTION koldstore.do_set_cold_limit, koldstore.do_recover_segments FROM PUBLIC;
+CREATE FUNCTION koldstore.forget_segment(segment_id uuid) RETURNS uuid
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    answer jsonb;
+BEGIN
+    INSERT INTO koldstore.command (verb, args) VALUES ('forget_segment', pg_catalog.jsonb_build_object('segment_id', segment_id)) RETURNING result INTO answer;
+    RETURN (answer ->> 'job_id')::uuid;
+END $$;
+COMMENT ON FUNCTION koldstore.forget_segment IS
+    'Gives up a cold segment whose object is lost. The feed is compared with its table, which has the rows that were in it; the result is the id of the job that does it. Deletes that were in it are gone, and the floor rises over them.';
+
+-- Rows of the segment that are still in the table come back as new changes, for which the feed is healed. A delete cannot come back: a
+-- consumer that has not seen it would keep the row for ever, so its cursor has to be refused. Rows of older segments that the lost ones
+-- supersede stay dead.
+CREATE FUNCTION koldstore.do_forget_segment(requester name, args jsonb) RETURNS jsonb
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    id   uuid := (args ->> 'segment_id')::uuid;
+    rel  oid;
+    m    koldstore.managed_table;
+    lost koldstore.segment;
+BEGIN
+    IF NOT koldstore.may_register(requester) THEN
+        RAISE EXCEPTION 'permission denied to forget a segment' USING ERRCODE = '42501', HINT = 'Superusers and members of koldproxy''s role may.';
+    END IF;
+    SELECT s.table_oid INTO rel FROM koldstore.segment s WHERE s.segment_id = id;
+    -- The lock of every change of the manifest comes first.
+    IF FOUND THEN
+        m := koldstore.managed(requester, pg_catalog.jsonb_build_object('table', rel));
+        SELECT * INTO lost FROM koldstore.segment s WHERE s.segment_id = id AND s.state = 'active';
+    END IF;
+    IF lost.segment_id IS NULL THEN
+        RAISE EXCEPTION 'there is no segment %', coalesce(id::text, 'NULL') USING ERRCODE = '42704',
+            HINT = 'koldstore.segments lists the current ones; errors of reads and flushes, and koldproxy verify, name the one that is lost.';
+    END IF;
+    UPDATE koldstore.segment s SET state = 'deleted', ended_at = pg_catalog.clock_timestamp(), key_hashes = NULL WHERE s.segment_id = id;
+    UPDATE koldstore.managed_table t
+    SET generation = t.generation + 1, floor = CASE WHEN lost.tombstones > 0 THEN greatest(t.floor, lost.max_seq) ELSE t.floor END
+    WHERE t.table_oid = rel;
+    RETURN koldstore.do_heal_table(requester, pg_catalog.jsonb_build_object('table', rel));
+END $$;
+
+REVOKE ALL ON FUNCTION koldstore.do_register_storage, koldstore.do_alter_storage_credentials, koldstore.do_recover_segments, koldstore.do_forget_segment
+    FROM PUBLIC;
 
 ---- create above / drop below ----
 
-DROP FUNCTION koldstore.verify_table_integrity, koldstore.do_recover_segments, koldstore.recover_segments, koldstore.do_set_cold_limit,
-    koldstore.set_tombstone_retention, koldstore.set_retention_bytes;
-ALTER TABLE koldstore.segment DROP COLUMN layout;
-ALTER TABLE koldstore.managed_table DROP COLUMN retention_bytes, DROP COLUMN tombstone_retention;
-DROP FUNCTION koldstore.do_alter_storage_credentials, koldstore.do_register_storage, koldstore.check_credentials;
-DROP TRIGGER c_forget ON koldstore.command;
-DROP FUNCTION koldstore.forget_credentials, koldstore.alter_storage_credentials, koldstore.register_storage, koldstore.may_register;
+DROP FUNCTION koldstore.do_forget_segment, koldstore.forget_segment, koldstore.verify_table_integrity, koldstore.do_recover_segments,
+    koldstore.recover_segments, koldstore.do_alter_storage_credentials, koldstore.do_register_storage, koldstore.check_credentials,
+    koldstore.alter_storage_credentials, koldstore.register_storage, koldstore.may_register;
 DROP VIEW koldstore.segments, koldstore.storages;
-ALTER TABLE koldstore.storage DROP COLUMN version, DROP COLUMN created_by, DROP COLUMN wants_check, DROP COLUMN checked_at, DROP COLUMN check_error;

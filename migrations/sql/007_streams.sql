@@ -11,12 +11,14 @@ DECLARE
                         ELSE pg_catalog.quote_ident(table_schema) || '.' || pg_catalog.quote_ident(table_name) END;
     rel    regclass := pg_catalog.to_regclass(shown);
     schema name := coalesce(stream_schema, pg_catalog.current_schema());
+    place  name := 'pg_temp';
     probe  text;
     cols   text;
     refusal text;
     stream bigint;
     later  boolean := false;
 BEGIN
+    PERFORM koldstore.assert_writable('CREATE STREAM');
     IF rel IS NULL THEN
         RAISE EXCEPTION 'relation "%" does not exist', CASE WHEN table_schema IS NULL THEN table_name ELSE table_schema || '.' || table_name END
             USING ERRCODE = '42P01';
@@ -55,18 +57,56 @@ BEGIN
     INTO cols
     FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
     WHERE a.attrelid = rel AND a.attnum > 0 AND NOT a.attisdropped;
-    EXECUTE pg_catalog.format('CREATE TEMPORARY TABLE %I (%s)', probe, cols);
-    EXECUTE pg_catalog.format(E'CREATE INDEX koldproxy_probe ON pg_temp.%I ((1)) WHERE /*koldstore:when*/(%s\n)', probe, predicate);
+    IF NOT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'TEMPORARY') THEN
+        SET CONSTRAINTS koldstore.koldproxy_probe DEFERRED;
+        INSERT INTO koldstore.command (verb, args) VALUES ('open_probe', pg_catalog.jsonb_build_object('schema', schema, 'table', rel::oid))
+        RETURNING result ->> 'schema' INTO place;
+    END IF;
+    EXECUTE pg_catalog.format('CREATE TABLE %I.%I (%s)', place, probe, cols);
+    EXECUTE pg_catalog.format(E'CREATE INDEX koldproxy_probe ON %I.%I ((1)) WHERE /*koldstore:when*/(%s\n)', place, probe, predicate);
     INSERT INTO koldstore.command (verb, args)
     VALUES ('create_stream', pg_catalog.jsonb_build_object('schema', schema, 'name', stream_name, 'table', rel::oid,
-        'probe', pg_catalog.to_regclass('pg_temp.koldproxy_probe')::oid, 'options', options, 'later', later))
+        'probe', pg_catalog.to_regclass(pg_catalog.quote_ident(place) || '.koldproxy_probe')::oid, 'options', options, 'later', later))
     RETURNING (result ->> 'stream_id')::bigint INTO stream;
-    EXECUTE pg_catalog.format('DROP TABLE pg_temp.%I', probe);
+    EXECUTE pg_catalog.format('DROP TABLE %I.%I', place, probe);
     IF later THEN
         COMMIT;
         CALL koldstore.await_backfill(stream);
     END IF;
 END $$;
+
+-- The probe of who may create no temporary tables is in a schema that is there for the length of a transaction: open_probe makes it, and a
+-- trigger takes it away before the commit, whatever has become of the statement.
+CREATE FUNCTION koldstore.do_open_probe(requester name, args jsonb) RETURNS jsonb
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    place name := 'koldproxy_probe_' || pg_backend_pid();
+BEGIN
+    PERFORM koldstore.check_table(requester, (args ->> 'table')::oid);
+    IF NOT has_schema_privilege(requester, args ->> 'schema', 'CREATE') THEN
+        RAISE EXCEPTION 'permission denied for schema %', args ->> 'schema' USING ERRCODE = '42501';
+    ELSIF NOT has_database_privilege(current_database(), 'CREATE') THEN
+        RAISE EXCEPTION 'role "%" may not create temporary tables in database "%"', requester, current_database()
+            USING ERRCODE = '42501', DETAIL = 'A predicate is tried on a table that is dropped at once.',
+                HINT = format('GRANT TEMPORARY ON DATABASE %I TO %I, or let koldproxy do without: GRANT CREATE ON DATABASE %1$I TO %3$I.', current_database(), requester, current_user);
+    END IF;
+    IF to_regnamespace(place) IS NULL THEN
+        EXECUTE format('CREATE SCHEMA %I', place);
+    END IF;
+    EXECUTE format('GRANT USAGE, CREATE ON SCHEMA %I TO %I', place, requester);
+    RETURN jsonb_build_object('schema', place);
+END $$;
+
+CREATE FUNCTION koldstore.close_probe() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET client_min_messages = warning AS $$
+BEGIN
+    EXECUTE format('DROP SCHEMA IF EXISTS %I CASCADE', 'koldproxy_probe_' || pg_backend_pid());
+    RETURN NULL;
+END $$;
+
+CREATE CONSTRAINT TRIGGER koldproxy_probe AFTER INSERT ON koldstore.command_log DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW WHEN (NEW.verb = 'open_probe') EXECUTE FUNCTION koldstore.close_probe();
+ALTER TABLE koldstore.command_log ENABLE ALWAYS TRIGGER koldproxy_probe;
 
 CREATE FUNCTION koldstore.stream_exists(schema name, stream name) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -82,9 +122,10 @@ BEGIN ATOMIC
     WHERE koldstore.stream_exists(p.nspname, stream) ORDER BY p.ord LIMIT 1;
 END;
 
--- parse_retention reads 90m, 24h, 30d and their like: a whole number and one of s, m, h, d, w.
+-- parse_retention reads 90m, 24h, 30d and their like: a whole number and one of s, m, h, d, w. Like every function with a pattern it is read
+-- with standard_conforming_strings on: with off, a backslash in a plain literal escapes what is behind it.
 CREATE FUNCTION koldstore.parse_retention(value text) RETURNS interval
-LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on AS $$
 DECLARE
     part    text[] := pg_catalog.regexp_match(value, '^\s*([0-9]{1,9})\s*([smhdw])\s*$');
     seconds bigint;
@@ -135,8 +176,9 @@ BEGIN
     END LOOP;
 END $$;
 
+-- What PostgreSQL deparses is written by standard_conforming_strings, and is parsed again here.
 CREATE FUNCTION koldstore.do_create_stream(requester name, args jsonb) RETURNS jsonb
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on AS $$
 DECLARE
     rel        oid := (args ->> 'table')::oid;
     probe      oid := (args ->> 'probe')::oid;
@@ -193,7 +235,7 @@ BEGIN
               AND d.refclassid = 'pg_catalog.pg_class'::regclass AND d.refobjid = i.indrelid AND d.refobjsubid > 0)
     INTO judged, used
     FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
-    WHERE i.indexrelid = probe AND c.relnamespace = pg_catalog.pg_my_temp_schema() AND pg_catalog.pg_get_userbyid(c.relowner) = requester;
+    WHERE i.indexrelid = probe AND c.relnamespace IN (pg_catalog.pg_my_temp_schema(), pg_catalog.to_regnamespace('koldproxy_probe_' || pg_catalog.pg_backend_pid())::oid) AND pg_catalog.pg_get_userbyid(c.relowner) = requester;
     IF judged IS NULL THEN
         RAISE EXCEPTION 'create a stream with CREATE STREAM' USING ERRCODE = '55000';
     ELSIF used IS NULL THEN
@@ -221,7 +263,7 @@ BEGIN
     END IF;
 
     IF EXISTS (SELECT FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_index i ON i.indexrelid = probe JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
-               WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = probe AND d.refclassid = 'pg_catalog.pg_type'::regclass AND d.refobjid = c.reltype) THEN
+               WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = probe AND d.refclassid = 'pg_catalog.pg_type'::regclass AND d.refobjid IN (c.reltype, (SELECT t.reltype FROM pg_catalog.pg_class t WHERE t.oid = rel))) THEN
         RAISE EXCEPTION 'the predicate names the row type of its own table' USING ERRCODE = '0A000', HINT = 'Compare columns, or the row with ROW(…).';
     END IF;
 
@@ -288,6 +330,7 @@ BEGIN
             SET search_path = pg_catalog, pg_temp SET row_security = off AS %L', reader, pg_catalog.format(
                 'BEGIN RETURN QUERY SELECT pg_catalog.format(''%%s'', _ks_row), pg_catalog.row_number() OVER (ORDER BY %s) FROM %s%s AS _ks_row; END', key_order,
                 CASE WHEN (SELECT c.relkind FROM pg_catalog.pg_class c WHERE c.oid = rel) = 'p' THEN '' ELSE 'ONLY ' END, source));
+        EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION koldstore.%1$I() FROM PUBLIC; GRANT EXECUTE ON FUNCTION koldstore.%1$I() TO CURRENT_USER', reader);
         PERFORM koldstore.hand_over(pg_catalog.format('koldstore.%I()', reader), owner);
         SELECT greatest(c.watermark, koldstore.seq_at(pg_catalog.clock_timestamp())) INTO base FROM koldstore.checkpoint c;
         PERFORM koldstore.extend_log(log_oid, id, keep, (base >> 22) + 1704067200000);
@@ -331,6 +374,22 @@ BEGIN
     RETURN pg_catalog.jsonb_build_object('stream_id', id, 'log', log, 'backfilled', rows);
 END $$;
 
+-- A predicate is evaluated over the columns that it names (see do_create_stream), of which a reference to the row as a whole
+-- names none: t IS NOT NULL would be asked of another row.
+CREATE FUNCTION koldstore.refuse_whole_row() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    -- PostgreSQL's own reading of the predicate is in the view that SHOW STREAMS has it from.
+    IF EXISTS (SELECT FROM pg_class c JOIN pg_rewrite r ON r.ev_class = c.oid
+               WHERE c.relnamespace = 'koldstore'::regnamespace AND c.relname = 'when_' || NEW.stream_id AND r.ev_action::text ~ ':varattno 0 ') THEN
+        RAISE EXCEPTION 'the predicate is about the row as a whole' USING ERRCODE = '0A000',
+            HINT = 'Compare columns, or ROW(…) with the columns that count.';
+    END IF;
+    RETURN NEW;
+END $$;
+
+CREATE TRIGGER koldproxy_whole_row BEFORE INSERT ON koldstore.stream FOR EACH ROW EXECUTE FUNCTION koldstore.refuse_whole_row();
+
 -- find_stream is schema_of_stream for statements: no such stream is an error, or with if_exists a notice and NULL.
 CREATE FUNCTION koldstore.find_stream(stream_schema text, stream_name text, if_exists boolean) RETURNS name
 LANGUAGE plpgsql AS $$
@@ -348,7 +407,7 @@ END $$;
 CREATE PROCEDURE koldstore.drop_stream(stream_schema text, stream_name text, if_exists boolean DEFAULT false)
 LANGUAGE plpgsql AS $$
 DECLARE
-    schema name := koldstore.find_stream(stream_schema, stream_name, if_exists);
+    schema name := CASE WHEN koldstore.assert_writable('DROP STREAM') THEN koldstore.find_stream(stream_schema, stream_name, if_exists) END;
 BEGIN
     IF schema IS NULL THEN
         RETURN;
@@ -386,16 +445,21 @@ BEGIN
     RETURN pg_catalog.jsonb_build_object('stream_id', s.stream_id);
 END $$;
 
--- shown_predicate is a stream's predicate with today's names of columns: PostgreSQL writes out a view's definition anew each time.
+-- shown_predicate is a stream's predicate with today's names of columns: PostgreSQL writes out a view's definition anew each time. A view
+-- that is dropped between the look at the catalog and the writing out, by DROP STREAM, is an error of the latter.
 CREATE FUNCTION koldstore.shown_predicate(stream bigint, stored text) RETURNS text
-LANGUAGE sql STABLE
-BEGIN ATOMIC
-    SELECT coalesce((SELECT pg_catalog.replace(pg_catalog.substring(pg_catalog.pg_get_viewdef(c.oid), '^\s*SELECT (.*) AS predicate\s+FROM '), '_ks_when.', '')
-                     FROM pg_catalog.pg_class c WHERE c.relnamespace = 'koldstore'::pg_catalog.regnamespace AND c.relname = 'when_' || stream AND c.relkind = 'v'), stored);
-END;
+LANGUAGE plpgsql STABLE SET standard_conforming_strings TO on AS $$
+BEGIN
+    RETURN coalesce((SELECT pg_catalog.replace(pg_catalog.substring(pg_catalog.pg_get_viewdef(c.oid), '^\s*SELECT (.*) AS predicate\s+FROM '), '_ks_when.', '')
+                     FROM pg_catalog.pg_class c
+                     WHERE c.relnamespace OPERATOR(pg_catalog.=) 'koldstore'::pg_catalog.regnamespace::pg_catalog.oid
+                       AND c.relname OPERATOR(pg_catalog.=) ('when_' OPERATOR(pg_catalog.||) stream)::pg_catalog.name AND c.relkind OPERATOR(pg_catalog.=) 'v'), stored);
+EXCEPTION WHEN internal_error OR undefined_table THEN -- could not open relation
+    RETURN stored;
+END $$;
 
 -- show_streams is what SHOW STREAMS becomes; live is what the koldproxy instance at hand knows about consumers and lag:
--- {"schema.stream": {"consumers": n, "lag": n}}.
+-- {"schema.stream": {"consumers": n, "lag": n}}. Nobody can say how far live push is with a stream that captures nothing any more.
 CREATE FUNCTION koldstore.show_streams(live jsonb DEFAULT '{}')
 RETURNS TABLE (name text, "table" text, predicate text, consumers integer, lag bigint, state text, events_lost bigint, retention interval)
 LANGUAGE sql STABLE
@@ -403,17 +467,17 @@ BEGIN ATOMIC
     SELECT CASE WHEN s.schema_name = ANY (pg_catalog.current_schemas(false)) THEN pg_catalog.quote_ident(s.name)
                 ELSE pg_catalog.quote_ident(s.schema_name) || '.' || pg_catalog.quote_ident(s.name) END,
            s.table_oid::regclass::text, koldstore.shown_predicate(s.stream_id, s.predicate),
-           coalesce((l.entry ->> 'consumers')::integer, 0), (l.entry ->> 'lag')::bigint,
+           coalesce((l.entry ->> 'consumers')::integer, 0), CASE WHEN s.state <> 'broken' THEN (l.entry ->> 'lag')::bigint END,
            -- A hole shows until retention has passed it.
            CASE WHEN s.state = 'active' AND s.gap IS NOT NULL AND (s.floor IS NULL OR s.gap ->> 'after' IS NULL OR s.floor < s.gap ->> 'after') THEN 'gap' ELSE s.state END,
            t.events_lost, s.retention
-    FROM koldstore.stream s
-    JOIN koldstore.stream_status t USING (stream_id)
+    FROM koldstore.visible_stream s
+    JOIN koldstore.visible_stream_status t USING (stream_id)
     CROSS JOIN LATERAL (SELECT live -> (s.schema_name || '.' || s.name)) AS l(entry)
     ORDER BY s.schema_name, s.name;
 END;
 
--- expired is the last event of a log that retention hides already, whether or not the sweep has removed it.
+-- expired is the last position that a log shows nothing of any more, or never did, whether or not the sweep has removed it.
 CREATE FUNCTION koldstore.expired(stream bigint) RETURNS text
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -425,7 +489,7 @@ BEGIN
         EXECUTE format('SELECT max(id) FROM %1$s WHERE ts <= $1 AND id < coalesce((SELECT id FROM %1$s WHERE ts > $1 ORDER BY id LIMIT 1), ''~'')', s.log_oid::regclass)
             INTO id USING statement_timestamp() - s.retention;
     END IF;
-    RETURN id;
+    RETURN greatest(id COLLATE "C", s.began);
 END $$;
 
 -- stream_floor is the highest event id that retention has removed: a consumer whose last id is below it has missed events.
@@ -438,19 +502,12 @@ DECLARE
 BEGIN
     part[pg_catalog.array_length(part, 1)] := '_stream_' || part[pg_catalog.array_length(part, 1)];
     log := pg_catalog.to_regclass((SELECT pg_catalog.string_agg(pg_catalog.quote_ident(p), '.') FROM pg_catalog.unnest(part) AS p));
-    SELECT greatest(s.floor, koldstore.expired(s.stream_id)) INTO found_floor FROM koldstore.stream s WHERE s.log_oid = log;
+    SELECT greatest(s.floor, koldstore.expired(s.stream_id)) INTO found_floor FROM koldstore.visible_stream s WHERE s.log_oid = log;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'stream "%" does not exist', stream_floor.name USING ERRCODE = '42704';
     END IF;
     RETURN found_floor;
 END $$;
-
--- is_service_role says whether the current role is koldproxy's own, which owns this schema.
-CREATE FUNCTION koldstore.is_service_role() RETURNS boolean
-LANGUAGE sql STABLE
-BEGIN ATOMIC
-    SELECT current_user = pg_catalog.pg_get_userbyid(n.nspowner) FROM pg_catalog.pg_namespace n WHERE n.nspname = 'koldstore';
-END;
 
 -- Dropping or altering a log by hand is refused, and a stream whose table or predicate is dropped underneath it is marked
 -- broken. Event triggers need a superuser: without one, ownership alone protects logs (docs/guarantees.md).
@@ -500,6 +557,27 @@ BEGIN
     END IF;
 END $$;
 
+-- refuse_log_ddl answers the owner of a stream's table, who does not own the log, before PostgreSQL does: with the reason and not
+-- with his lack of rights. There is no other way to know the table at this point than to read the statement; where its name is not
+-- found PostgreSQL's refusal stands.
+CREATE FUNCTION koldstore.refuse_log_ddl() RETURNS event_trigger
+LANGUAGE plpgsql SET standard_conforming_strings = on AS $$
+DECLARE
+    gap  text := '(?:\s|--[^\n]*\n|/\*.*?\*/)';
+    part text := '(?:"(?:[^"]|"")+"|[[:alnum:]_$]+)';
+    log  oid;
+BEGIN
+    IF koldstore.is_service_role() THEN
+        RETURN;
+    END IF;
+    log := pg_catalog.to_regclass((pg_catalog.regexp_match(pg_catalog.left(pg_catalog.current_query(), 2000), pg_catalog.format(
+        '^%1$s*%2$s%1$s+(?:IF%1$s+EXISTS%1$s+)?(?:ONLY%1$s+)?(%3$s(?:\s*\.\s*%3$s)?)', gap, pg_catalog.replace(TG_TAG, ' ', gap || '+'), part), 'i'))[1]);
+    IF koldstore.is_log(log) AND pg_catalog.has_table_privilege(log, 'TRUNCATE') THEN
+        RAISE EXCEPTION 'cannot % "%": it is the log of a stream', pg_catalog.lower(TG_TAG), koldstore.name_of(log)
+            USING ERRCODE = '42809', HINT = 'DROP STREAM removes a stream and its log together.';
+    END IF;
+END $$;
+
 -- refuse_publication_ddl keeps koldproxy's publication as it is: what leaves it is lost without a trace in the log.
 CREATE FUNCTION koldstore.refuse_publication_ddl() RETURNS event_trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -546,6 +624,20 @@ BEGIN
     END IF;
 END $$;
 
+-- refuse_reference keeps foreign keys from referring to logs: events go when they have expired, and the log with its stream.
+CREATE FUNCTION koldstore.refuse_reference() RETURNS event_trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    log oid;
+BEGIN
+    SELECT k.confrelid INTO log FROM pg_event_trigger_ddl_commands() d JOIN pg_constraint k ON k.conrelid = d.objid AND k.contype = 'f'
+    WHERE d.classid = 'pg_class'::regclass AND koldstore.is_log(k.confrelid) LIMIT 1;
+    IF log IS NOT NULL THEN
+        RAISE EXCEPTION 'a foreign key cannot refer to "%": it is the log of a stream', koldstore.name_of(log)
+            USING ERRCODE = '42809', HINT = 'Events go when they have expired, and with DROP STREAM. Keep their ids without a foreign key.';
+    END IF;
+END $$;
+
 CREATE FUNCTION koldstore.is_log_partition(schema text, name text) RETURNS boolean
 LANGUAGE sql IMMUTABLE
 BEGIN ATOMIC
@@ -561,11 +653,12 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
         OR EXISTS (SELECT FROM pg_class c WHERE c.oid = rel AND koldstore.is_log_partition(c.relnamespace::regnamespace::text, c.relname))
 $$;
 
--- note_dropped marks what lost its table or predicate. Anybody may call it, so it believes only what the catalog confirms.
+-- note_dropped marks what lost its table or predicate. Anybody may call it, so it believes only what the catalog confirms: a column that is
+-- dropped with CASCADE takes predicates along, and goes by the table's OID in the list of what was dropped.
 CREATE FUNCTION koldstore.note_dropped(dropped oid[]) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     UPDATE koldstore.stream s
-    SET state = 'broken', reason = CASE WHEN s.table_oid = ANY (dropped) THEN 'its table was dropped' ELSE 'its predicate was dropped with what it depended on' END
+    SET state = 'broken', reason = CASE WHEN NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = s.table_oid) THEN 'its table was dropped' ELSE 'its predicate was dropped with what it depended on' END
     WHERE (s.table_oid = ANY (dropped) AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = s.table_oid))
        OR (s.predicate_fn = ANY (dropped) AND NOT EXISTS (SELECT FROM pg_proc p WHERE p.oid = s.predicate_fn));
     UPDATE koldstore.managed_table m SET state = 'broken', reason = 'the table was dropped'
@@ -626,6 +719,37 @@ BEGIN
     RAISE WARNING 'changes of table % are no longer captured: %', rel::regclass, why USING HINT = 'Streams and the change feed of this table are broken from here on.';
 END $$;
 
+-- note_labels looks at the tables with a column of a type that somebody has altered.
+CREATE FUNCTION koldstore.note_labels() RETURNS event_trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM koldstore.note_altered(t.table_oid) FROM koldstore.published_table t
+    WHERE EXISTS (SELECT FROM pg_attribute a CROSS JOIN LATERAL koldstore.enums_in(a.atttypid) WHERE a.attrelid = t.table_oid AND a.attnum > 0 AND a.atttypid >= 16384)
+      AND koldstore.shape_of(t.table_oid) <> t.shape;
+END $$;
+
+-- note_children looks at the tables that have got a child: its rows are theirs, and not in the log as such.
+CREATE FUNCTION koldstore.note_children() RETURNS event_trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM koldstore.note_altered(i.inhparent)
+    FROM (SELECT DISTINCT d.objid FROM pg_event_trigger_ddl_commands() d WHERE d.classid = 'pg_class'::regclass) AS d
+    JOIN pg_inherits i ON i.inhrelid = d.objid JOIN pg_class c ON c.oid = i.inhparent AND c.relkind = 'r';
+END $$;
+
+-- altered_tables are captured tables that are not as they were when they were looked at last. Where event triggers look at every ALTER
+-- TABLE there are none.
+CREATE FUNCTION koldstore.altered_tables() RETURNS SETOF oid
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT t.table_oid FROM koldstore.published_table t JOIN pg_catalog.pg_class c ON c.oid = t.table_oid
+    WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_event_trigger e WHERE e.evtname = 'koldproxy_ddl' AND e.evtenabled = 'A')
+      AND (c.relreplident <> 'f' OR koldstore.shape_of(c.oid) <> t.shape
+           OR NOT EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisprimary)
+           OR EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped)
+           OR c.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE c.oid IN (i.inhparent, i.inhrelid)));
+END;
+
 DO $$
 BEGIN
     IF (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) THEN
@@ -634,6 +758,11 @@ BEGIN
             WHEN TAG IN ('CREATE TABLE', 'ALTER TABLE', 'ALTER VIEW', 'ALTER MATERIALIZED VIEW', 'ALTER FOREIGN TABLE', 'ALTER TYPE',
                          'ALTER TRIGGER', 'CREATE TRIGGER', 'CREATE INDEX', 'CREATE POLICY', 'ALTER POLICY', 'CREATE RULE')
             EXECUTE FUNCTION koldstore.refuse_ddl();
+        CREATE EVENT TRIGGER koldproxy_log ON ddl_command_start WHEN TAG IN ('ALTER TABLE', 'DROP TABLE') EXECUTE FUNCTION koldstore.refuse_log_ddl();
+        CREATE EVENT TRIGGER koldproxy_reference ON ddl_command_end WHEN TAG IN ('CREATE TABLE', 'CREATE SCHEMA', 'ALTER TABLE') EXECUTE FUNCTION koldstore.refuse_reference();
+        CREATE EVENT TRIGGER koldproxy_labels ON ddl_command_end WHEN TAG IN ('ALTER TYPE') EXECUTE FUNCTION koldstore.note_labels();
+        CREATE EVENT TRIGGER koldproxy_children ON ddl_command_end WHEN TAG IN ('CREATE TABLE', 'CREATE FOREIGN TABLE', 'CREATE SCHEMA', 'ALTER TABLE', 'ALTER FOREIGN TABLE')
+            EXECUTE FUNCTION koldstore.note_children();
         CREATE EVENT TRIGGER koldproxy_publication ON ddl_command_end WHEN TAG IN ('ALTER PUBLICATION')
             EXECUTE FUNCTION koldstore.refuse_publication_ddl();
         CREATE EVENT TRIGGER koldproxy_publication_drop ON sql_drop WHEN TAG IN ('ALTER PUBLICATION', 'DROP PUBLICATION', 'DROP OWNED')
@@ -648,40 +777,35 @@ BEGIN
         ALTER EVENT TRIGGER koldproxy_publication_drop ENABLE ALWAYS;
         ALTER EVENT TRIGGER koldproxy_drop ENABLE ALWAYS; -- also under session_replication_role = replica
         ALTER EVENT TRIGGER koldproxy_ddl ENABLE ALWAYS;
+        ALTER EVENT TRIGGER koldproxy_log ENABLE ALWAYS;
+        ALTER EVENT TRIGGER koldproxy_reference ENABLE ALWAYS;
+        ALTER EVENT TRIGGER koldproxy_labels ENABLE ALWAYS;
+        ALTER EVENT TRIGGER koldproxy_children ENABLE ALWAYS;
     END IF;
 END $$;
 
--- Internal functions are koldproxy's alone; the rest is the public interface.
-DO $$
-DECLARE
-    f record;
-BEGIN
-    FOR f IN SELECT p.oid::regprocedure AS sig, p.prokind FROM pg_catalog.pg_proc p
-             WHERE p.pronamespace = 'koldstore'::regnamespace
-               AND (pg_catalog.starts_with(p.proname, 'do_')
-                    OR p.proname IN ('publish', 'unpublish', 'lock_writers_out', 'guard', 'managed', 'free_name', 'note_shape', 'hand_over', 'enqueue_flush', 'flush_due'))
-    LOOP
-        EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f.sig);
-    END LOOP;
-END $$;
+REVOKE ALL ON FUNCTION koldstore.do_open_probe, koldstore.close_probe, koldstore.do_create_stream, koldstore.refuse_whole_row, koldstore.do_drop_stream,
+    koldstore.note_labels FROM PUBLIC;
 
 ---- create above / drop below ----
 
 DROP EVENT TRIGGER IF EXISTS koldproxy_drop;
 DROP EVENT TRIGGER IF EXISTS koldproxy_ddl;
+DROP EVENT TRIGGER IF EXISTS koldproxy_log;
+DROP EVENT TRIGGER IF EXISTS koldproxy_reference;
+DROP EVENT TRIGGER IF EXISTS koldproxy_labels;
+DROP EVENT TRIGGER IF EXISTS koldproxy_children;
 DROP EVENT TRIGGER IF EXISTS koldproxy_function;
 DROP EVENT TRIGGER IF EXISTS koldproxy_function_drop;
 DROP EVENT TRIGGER IF EXISTS koldproxy_publication;
 DROP EVENT TRIGGER IF EXISTS koldproxy_publication_drop;
-DO $$
-DECLARE
-    s record;
-BEGIN
-    FOR s IN SELECT * FROM koldstore.stream LOOP
-        PERFORM koldstore.do_drop_stream(current_user, pg_catalog.jsonb_build_object('schema', s.schema_name, 'name', s.name));
-    END LOOP;
-END $$;
-DROP FUNCTION koldstore.find_stream, koldstore.refuse_function_ddl, koldstore.refuse_publication_ddl, koldstore.note_altered, koldstore.retyped, koldstore.expired, koldstore.note_dropped, koldstore.is_log, koldstore.is_log_partition, koldstore.refuse_ddl, koldstore.is_service_role, koldstore.stream_floor, koldstore.show_streams, koldstore.shown_predicate,
-    koldstore.do_drop_stream, koldstore.do_create_stream, koldstore.check_stream_options, koldstore.retained, koldstore.parse_retention,
-    koldstore.schema_of_stream, koldstore.stream_exists;
-DROP PROCEDURE koldstore.drop_stream, koldstore.create_stream;
+DROP FUNCTION koldstore.altered_tables, koldstore.note_children, koldstore.note_labels, koldstore.note_altered, koldstore.retyped, koldstore.note_dropped,
+    koldstore.is_log, koldstore.is_log_partition, koldstore.refuse_reference,
+    koldstore.refuse_function_ddl, koldstore.refuse_publication_ddl, koldstore.refuse_log_ddl, koldstore.refuse_ddl, koldstore.stream_floor,
+    koldstore.expired, koldstore.show_streams, koldstore.shown_predicate, koldstore.do_drop_stream;
+DROP PROCEDURE koldstore.drop_stream;
+DROP TRIGGER koldproxy_whole_row ON koldstore.stream;
+DROP TRIGGER koldproxy_probe ON koldstore.command_log;
+DROP FUNCTION koldstore.find_stream, koldstore.refuse_whole_row, koldstore.do_create_stream, koldstore.check_stream_options, koldstore.retained,
+    koldstore.parse_retention, koldstore.schema_of_stream, koldstore.stream_exists, koldstore.close_probe, koldstore.do_open_probe;
+DROP PROCEDURE koldstore.create_stream;

@@ -13,8 +13,7 @@ COMMENT ON COLUMN koldstore.topic_grant.role_oid IS 'Zero is PUBLIC. A role of t
 COMMENT ON COLUMN koldstore.topic_grant.stream_id IS
     'The stream that a filter without wildcards names. The grant ends with it, so that a later stream of the same name has none.';
 CREATE INDEX topic_grant_by_stream ON koldstore.topic_grant (stream_id) WHERE stream_id IS NOT NULL;
--- Read through the view topic_grants. Selecting from the table gives nothing, but pg_dump --enable-row-security may.
-GRANT SELECT ON koldstore.topic_grant TO PUBLIC;
+-- Read through the view topic_grants.
 ALTER TABLE koldstore.topic_grant ENABLE ROW LEVEL SECURITY;
 CREATE POLICY readers ON koldstore.topic_grant FOR SELECT USING (false);
 
@@ -90,6 +89,7 @@ END $$;
 CREATE PROCEDURE koldstore.grant_subscribe(filters text[], roles name[])
 LANGUAGE plpgsql AS $$
 BEGIN
+    PERFORM koldstore.assert_writable('GRANT');
     INSERT INTO koldstore.command (verb, args)
     VALUES ('grant_subscribe', pg_catalog.jsonb_build_object('filters', pg_catalog.to_jsonb(filters), 'roles', pg_catalog.to_jsonb(roles)));
 END $$;
@@ -97,6 +97,7 @@ END $$;
 CREATE PROCEDURE koldstore.revoke_subscribe(filters text[], roles name[])
 LANGUAGE plpgsql AS $$
 BEGIN
+    PERFORM koldstore.assert_writable('REVOKE');
     INSERT INTO koldstore.command (verb, args)
     VALUES ('revoke_subscribe', pg_catalog.jsonb_build_object('filters', pg_catalog.to_jsonb(filters), 'roles', pg_catalog.to_jsonb(roles)));
 END $$;
