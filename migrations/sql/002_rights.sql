@@ -4,6 +4,7 @@
 -- roles to which an administrator grants a table of the catalog.
 
 GRANT USAGE ON SCHEMA koldstore TO PUBLIC;
+REVOKE ALL ON ALL TABLES IN SCHEMA koldstore FROM PUBLIC; -- whatever default privileges say
 -- How far the applier is, and which version this is, are nobody's secrets.
 GRANT SELECT ON koldstore.checkpoint, koldstore.schema_version TO PUBLIC;
 

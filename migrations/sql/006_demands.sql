@@ -9,6 +9,7 @@ CREATE TABLE koldstore.stage_secret (
     secret bytea NOT NULL,
     seal   bytea NOT NULL
 );
+REVOKE ALL ON koldstore.stage_secret FROM PUBLIC;
 ALTER TABLE koldstore.stage_secret ENABLE ROW LEVEL SECURITY;
 COMMENT ON COLUMN koldstore.stage_secret.secret IS 'Keys of boxes come from it: koldstore.stage_key shows each to those who may have the answer.';
 COMMENT ON COLUMN koldstore.stage_secret.seal IS 'MACs come from it, and are shown to nobody: what it has sealed is koldproxy''s.';

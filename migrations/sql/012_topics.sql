@@ -14,6 +14,7 @@ COMMENT ON COLUMN koldstore.topic_grant.stream_id IS
     'The stream that a filter without wildcards names. The grant ends with it, so that a later stream of the same name has none.';
 CREATE INDEX topic_grant_by_stream ON koldstore.topic_grant (stream_id) WHERE stream_id IS NOT NULL;
 -- Read through the view topic_grants.
+REVOKE ALL ON koldstore.topic_grant FROM PUBLIC;
 ALTER TABLE koldstore.topic_grant ENABLE ROW LEVEL SECURITY;
 CREATE POLICY readers ON koldstore.topic_grant FOR SELECT USING (false);
 
