@@ -6,6 +6,9 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/koldproxy/koldproxy/internal/localpg"
+	"github.com/koldproxy/koldproxy/migrations"
 )
 
 // openRelations are the tables and views that everybody may select from, with what holds rows back in those that have any. Nothing
@@ -84,6 +87,21 @@ func TestNothingLeansOnPoliciesAlone(t *testing.T) {
 	}
 	if got := value[int](t, roles["a role with BYPASSRLS"], `SELECT count(*) FROM koldstore.command`); got != 0 {
 		t.Errorf("another role sees %d of them", got)
+	}
+}
+
+// TestTablesOfTheCatalogWithDefaultPrivileges: what the service role grants to everybody by default does not reach the catalog's tables.
+func TestTablesOfTheCatalogWithDefaultPrivileges(t *testing.T) {
+	t.Parallel()
+	conn := connect(t, localpg.TestCluster(t).TestDatabase(t))
+	exec(t, conn, `ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO PUBLIC`)
+	if err := migrations.Up(t.Context(), conn); err != nil {
+		t.Fatal(err)
+	}
+	got := pages(t, conn, `SELECT format('%s %s', c.relname, a.privilege_type) FROM pg_class c, aclexplode(c.relacl) a
+		WHERE c.relnamespace = 'koldstore'::regnamespace AND c.relkind = 'r' AND a.grantee = 0 ORDER BY 1`)
+	if want := "checkpoint SELECT, schema_version SELECT"; strings.Join(got, ", ") != want {
+		t.Errorf("everybody has %q, want %s", got, want)
 	}
 }
 
