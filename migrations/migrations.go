@@ -22,6 +22,9 @@ const versionTable = Schema + ".schema_version"
 // lockKey serializes migrations of one database; tern's own lock is taken too late to guard the creation of the schema.
 const lockKey = 0x6b6f6c64_6d696772 // "koldmigr"
 
+// FirstWhole is the oldest version whose functions need nothing of a later one. Those before it came with it.
+const FirstWhole = 10
+
 // State is where a database stands.
 type State struct {
 	Version int32 `json:"version"` // 0: nothing is installed
@@ -54,7 +57,8 @@ func Up(ctx context.Context, conn *pgx.Conn) error {
 	})
 }
 
-// Down goes back to version; 0 removes the schema altogether, with every stream, mirror and log in it.
+// Down goes back to version; 0 removes the schema altogether, with every stream, mirror and log in it. A version below [FirstWhole] has no
+// place for streams and feeds, and is an error while there are some.
 func Down(ctx context.Context, conn *pgx.Conn, version int32) error {
 	return locked(ctx, conn, func() error {
 		installed, err := isInstalled(ctx, conn)
@@ -75,10 +79,14 @@ func Down(ctx context.Context, conn *pgx.Conn, version int32) error {
 		if version > current {
 			return fmt.Errorf("catalog is at version %d, which is below %d already", current, version)
 		}
-		if version == 0 {
-			if err := removeMirrors(ctx, conn); err != nil {
-				return err
-			}
+		switch {
+		case version == 0:
+			err = removeMirrors(ctx, conn)
+		case version < FirstWhole:
+			err = refuseStreams(ctx, conn, version)
+		}
+		if err != nil {
+			return err
 		}
 		if err := m.MigrateTo(ctx, version); err != nil {
 			return err
@@ -132,6 +140,18 @@ func refuseDevelopment(ctx context.Context, conn *pgx.Conn) error {
 	return nil
 }
 
+// refuseStreams is an error while there are streams or feeds.
+func refuseStreams(ctx context.Context, conn *pgx.Conn, version int32) error {
+	var some bool
+	if err := conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM koldstore.stream) OR EXISTS (SELECT FROM koldstore.managed_table)`).Scan(&some); err != nil {
+		return fmt.Errorf("look for streams and feeds: %w", err)
+	}
+	if some {
+		return fmt.Errorf("version %d of the catalog cannot hold the streams and feeds that there are: go back to %d or later, or to 0, which ends them", version, FirstWhole)
+	}
+	return nil
+}
+
 // removeMirrors ends the feeds and streams of all tables as their owner would, so that nothing is left that depends on the schema.
 func removeMirrors(ctx context.Context, conn *pgx.Conn) error {
 	_, err := conn.Exec(ctx, `DO $$
@@ -141,8 +161,8 @@ func removeMirrors(ctx context.Context, conn *pgx.Conn) error {
 			FOR m IN SELECT table_oid, mirror_oid FROM koldstore.managed_table LOOP
 				IF EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = m.table_oid) THEN
 					PERFORM koldstore.do_unmanage_table(current_user, pg_catalog.jsonb_build_object('table', m.table_oid, 'drop_cold', false));
-				ELSE
-					EXECUTE pg_catalog.format('DROP TABLE IF EXISTS %s', m.mirror_oid::pg_catalog.regclass);
+				ELSIF EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = m.mirror_oid) THEN
+					EXECUTE pg_catalog.format('DROP TABLE %s', m.mirror_oid::pg_catalog.regclass);
 				END IF;
 			END LOOP;
 			IF pg_catalog.to_regproc('koldstore.do_drop_stream') IS NULL THEN RETURN; END IF;

@@ -123,6 +123,13 @@ func TestDownRemovesStreamsAndMirrors(t *testing.T) {
 	exec(t, conn, `CREATE TABLE t (id int PRIMARY KEY, v int)`)
 	exec(t, conn, `SELECT koldstore.manage_table('t')`)
 	exec(t, conn, `CALL koldstore.create_stream(NULL, 's', NULL, 't', 'v > 1')`)
+	full := schemaOf(t, conn)
+	if err := migrations.Down(ctx, conn, migrations.FirstWhole-1); err == nil || !strings.Contains(err.Error(), "cannot hold the streams and feeds that there are") {
+		t.Errorf("down to where there is no place for them: %v", err)
+	}
+	if got := schemaOf(t, conn); got != full {
+		t.Errorf("that has changed something:\n%s", got)
+	}
 	if err := migrations.Down(ctx, conn, 0); err != nil {
 		t.Fatal(err)
 	}
