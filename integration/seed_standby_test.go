@@ -48,9 +48,15 @@ func TestLogOnAStandbyServer(t *testing.T) {
 	}
 	// The clock alone hides events: nothing is written, and nothing has to be replayed.
 	await(t, "the events to expire on the standby", func() bool { return reader.text("SELECT count(*) FROM _stream_short") == "0" })
-	if got := reader.text("SELECT koldstore.stream_floor('short') IS NOT NULL"); got != "t" {
-		t.Error("the floor is not known on the standby")
+	const floor = "SELECT koldstore.stream_floor('short')"
+	if here, there := reader.text(floor), c.text(floor); here < c.text("SELECT koldstore.stream_floor('s')") || here > there {
+		t.Errorf("the floor is %s on the standby, %s on the primary", here, there)
 	}
+	if got := reader.text("SELECT concat_ws(' ', s ->> 'running', (s ->> 'current_lsn')::pg_lsn > '0/0') FROM koldstore.async_mirror_status() s"); got != "false t" {
+		t.Errorf("the status on the standby is %q", got)
+	}
+	_, err = reader.Exec(reader.ctx, "SELECT koldstore.wait_for_async_mirror()")
+	wantError(t, err, "55000", "a standby server cannot tell what has been committed")
 	_, err = reader.Exec(reader.ctx, "INSERT INTO _stream_s (id, op, k, ts) VALUES ('1', 'put', '1', now())")
 	wantError(t, err, "25006", "read-only")
 	c.exec("DROP STREAM s; DROP STREAM short")

@@ -144,9 +144,10 @@ CREATE INDEX job_open ON koldstore.job (created_at) WHERE status IN ('queued', '
 -- Tables in the publication, with what they were before.
 CREATE TABLE koldstore.published_table (
     table_oid       oid    PRIMARY KEY,
-    identity_before "char" NOT NULL,
+    identity_before text   NOT NULL,
     shape           jsonb  NOT NULL
 );
+COMMENT ON COLUMN koldstore.published_table.identity_before IS 'As in ALTER TABLE … REPLICA IDENTITY …';
 COMMENT ON COLUMN koldstore.published_table.shape IS
     'The columns as the newest marker of kind shape shows them: [{"attnum", "name", "type", "typmod"}, …] in order.';
 
@@ -154,7 +155,7 @@ CREATE TABLE koldstore.partition (
     leaf_oid        oid    PRIMARY KEY,
     table_oid       oid    NOT NULL,
     filenode        oid    NOT NULL,
-    identity_before "char" NOT NULL
+    identity_before text   NOT NULL
 );
 CREATE INDEX partition_by_table ON koldstore.partition (table_oid);
 COMMENT ON TABLE koldstore.partition IS 'The leaves of captured partitioned tables, with the file that each had when it was looked at last: TRUNCATE makes a new one.';

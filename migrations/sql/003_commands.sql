@@ -341,13 +341,34 @@ END;
 -- will never be decoded, so it is waited for (PostgreSQL decodes a row only if the table was published when it was written).
 -- The old row, whole, is needed for exit and delete events and for values behind unchanged TOAST pointers.
 --
+-- identity is the replica identity of a table, as ALTER TABLE spells it.
+CREATE FUNCTION koldstore.identity(rel oid) RETURNS text
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT CASE c.relreplident WHEN 'd' THEN 'DEFAULT' WHEN 'f' THEN 'FULL' WHEN 'n' THEN 'NOTHING' ELSE
+        coalesce((SELECT pg_catalog.format('USING INDEX %I', x.relname) FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class x ON x.oid = i.indexrelid
+                  WHERE i.indrelid = rel AND i.indisreplident), 'NOTHING') END -- without its index it is the same as NOTHING
+    FROM pg_catalog.pg_class c WHERE c.oid = rel;
+END;
+
+-- give_identity gives a table back the replica identity that it had. An index may have gone or changed meanwhile; the table gets the default then.
+CREATE FUNCTION koldstore.give_identity(rel regclass, identity text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF identity <> koldstore.identity(rel) THEN
+        EXECUTE pg_catalog.format('ALTER TABLE %s REPLICA IDENTITY %s', rel, identity);
+    END IF;
+EXCEPTION WHEN undefined_object OR wrong_object_type OR invalid_object_definition THEN
+    EXECUTE pg_catalog.format('ALTER TABLE %s REPLICA IDENTITY DEFAULT', rel);
+END $$;
+
 -- publish and unpublish may be called for one table by transactions that overlap. Each takes the table's row first, and looks at what the other
 -- one has left afterwards; where a transaction has one snapshot for all statements the row has changed, which is an error (40001).
 CREATE FUNCTION koldstore.publish(rel regclass, attempts integer DEFAULT 15) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     known    boolean;
-    identity "char";
+    identity text;
     owner    oid := (SELECT c.relowner FROM pg_catalog.pg_class c WHERE c.oid = rel);
 BEGIN
     IF NOT pg_catalog.pg_has_role(owner, 'USAGE') THEN
@@ -357,11 +378,11 @@ BEGIN
     END IF;
     UPDATE koldstore.published_table t SET shape = t.shape WHERE t.table_oid = rel;
     known := FOUND;
-    SELECT c.relreplident INTO identity FROM pg_catalog.pg_class c WHERE c.oid = rel;
-    IF known AND identity = 'f' AND koldstore.is_published(rel) THEN
+    identity := koldstore.identity(rel);
+    IF known AND identity = 'FULL' AND koldstore.is_published(rel) THEN
         RETURN;
     END IF;
-    PERFORM koldstore.lock_writers_out(rel, identity <> 'f', attempts);
+    PERFORM koldstore.lock_writers_out(rel, identity <> 'FULL', attempts);
     IF NOT koldstore.is_published(rel) THEN
         EXECUTE pg_catalog.format('ALTER PUBLICATION koldproxy ADD TABLE ONLY %s', rel);
     END IF;
@@ -374,7 +395,7 @@ END $$;
 CREATE FUNCTION koldstore.unpublish(rel oid) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    identity "char";
+    identity text;
     leaf     record;
 BEGIN
     PERFORM FROM koldstore.published_table t WHERE t.table_oid = rel FOR UPDATE;
@@ -390,22 +411,18 @@ BEGIN
         EXECUTE pg_catalog.format('ALTER PUBLICATION koldproxy DROP TABLE ONLY %s', rel::pg_catalog.regclass);
     END IF;
     FOR leaf IN DELETE FROM koldstore.partition p WHERE p.table_oid = rel RETURNING * LOOP
-        IF leaf.identity_before IN ('d', 'n') AND EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = leaf.leaf_oid) THEN
-            EXECUTE pg_catalog.format('ALTER TABLE %s REPLICA IDENTITY %s', leaf.leaf_oid::pg_catalog.regclass,
-                CASE leaf.identity_before WHEN 'd' THEN 'DEFAULT' ELSE 'NOTHING' END);
+        IF EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = leaf.leaf_oid AND c.relkind = 'r') THEN
+            PERFORM koldstore.give_identity(leaf.leaf_oid, leaf.identity_before);
         END IF;
     END LOOP;
-    IF identity IN ('d', 'n') THEN
-        EXECUTE pg_catalog.format('ALTER TABLE %s REPLICA IDENTITY %s', rel::pg_catalog.regclass,
-            CASE identity WHEN 'd' THEN 'DEFAULT' ELSE 'NOTHING' END);
-    END IF;
+    PERFORM koldstore.give_identity(rel, identity);
 END $$;
 
-REVOKE ALL ON FUNCTION koldstore.lock_writers_out, koldstore.note_shape, koldstore.publish, koldstore.unpublish FROM PUBLIC;
+REVOKE ALL ON FUNCTION koldstore.lock_writers_out, koldstore.give_identity, koldstore.note_shape, koldstore.publish, koldstore.unpublish FROM PUBLIC;
 
 ---- create above / drop below ----
 
-DROP FUNCTION koldstore.unpublish, koldstore.publish, koldstore.is_published, koldstore.note_shape, koldstore.shape_of, koldstore.enums_in, koldstore.lock_writers_out,
+DROP FUNCTION koldstore.unpublish, koldstore.publish, koldstore.give_identity, koldstore.identity, koldstore.is_published, koldstore.note_shape, koldstore.shape_of, koldstore.enums_in, koldstore.lock_writers_out,
     koldstore.check_table, koldstore.compares_keys, koldstore.key_operators, koldstore.base_type, koldstore.key_may_be_null, koldstore.koldstore_version,
     koldstore.snowflake_id, koldstore.seq_at, koldstore.event_id, koldstore.assert_writable;
 DROP SEQUENCE koldstore.snowflake_counter;

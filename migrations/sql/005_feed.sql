@@ -191,10 +191,13 @@ CREATE FUNCTION koldstore.do_unmanage_table(requester name, args jsonb) RETURNS 
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET client_min_messages = warning AS $$
 DECLARE
     m    koldstore.managed_table := koldstore.managed(requester, args);
-    rows bigint;
+    rows bigint := 0;
     cold bigint;
+    kept boolean := EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = m.mirror_oid); -- nobody has dropped it
 BEGIN
-    EXECUTE pg_catalog.format('SELECT count(*) FROM %s', m.mirror_oid::pg_catalog.regclass) INTO rows;
+    IF kept THEN
+        EXECUTE pg_catalog.format('SELECT count(*) FROM %s', m.mirror_oid::pg_catalog.regclass) INTO rows;
+    END IF;
     SELECT coalesce(sum(s.row_count - s.dead_count), 0) INTO cold FROM koldstore.segment s WHERE s.table_oid = m.table_oid AND s.state = 'active';
     UPDATE koldstore.segment s
     SET state = CASE WHEN (args ->> 'drop_cold')::boolean THEN 'deleted' ELSE 'detached' END, ended_at = pg_catalog.clock_timestamp(), key_hashes = NULL
@@ -202,7 +205,9 @@ BEGIN
     UPDATE koldstore.job j SET status = 'cancelled', ended_at = pg_catalog.clock_timestamp()
     WHERE j.table_oid = m.table_oid AND j.status IN ('queued', 'running');
     EXECUTE pg_catalog.format('DROP TABLE IF EXISTS koldstore.%I', 'heal_' || m.mirror_oid);
-    EXECUTE pg_catalog.format('DROP TABLE %s', m.mirror_oid::pg_catalog.regclass);
+    IF kept THEN
+        EXECUTE pg_catalog.format('DROP TABLE %s', m.mirror_oid::pg_catalog.regclass);
+    END IF;
     DELETE FROM koldstore.managed_table t WHERE t.table_oid = m.table_oid;
     PERFORM koldstore.unpublish(m.table_oid);
     NOTIFY koldstore_job;
@@ -445,7 +450,7 @@ DECLARE
     slot       text;
     before     bigint;
     after      bigint;
-    target     pg_lsn := pg_catalog.pg_current_wal_insert_lsn();
+    target     pg_lsn;
     writer     interval := 3 * pg_catalog.current_setting('wal_writer_delay')::interval;
     s          record;
     gap        text;
@@ -455,7 +460,11 @@ DECLARE
 BEGIN
     IF timeout <= interval '0' THEN
         RAISE EXCEPTION 'timeout must be positive' USING ERRCODE = '22023';
+    ELSIF pg_catalog.pg_is_in_recovery() THEN
+        RAISE EXCEPTION 'a standby server cannot tell what has been committed' USING ERRCODE = '55000',
+            HINT = 'Call wait_for_async_mirror() on the primary server; what it has waited for comes to the standby with what it replays.';
     END IF;
+    target := pg_catalog.pg_current_wal_insert_lsn();
     SELECT c.slot_name, c.rows_applied INTO slot, before FROM koldstore.checkpoint c;
     WHILE pg_catalog.pg_current_wal_flush_lsn() < target AND pg_catalog.clock_timestamp() < started + writer LOOP
         PERFORM pg_catalog.pg_sleep(0.002);
@@ -558,11 +567,14 @@ BEGIN ATOMIC
         'slot_name', c.slot_name, 'running', coalesce(s.active AND s.confirmed_flush_lsn IS NOT NULL AND c.gap IS NULL, false),
         'healthy', coalesce(s.active AND s.confirmed_flush_lsn IS NOT NULL AND s.wal_status <> 'lost' AND c.gap IS NULL AND w.who IS NULL, false), 'gap', c.gap, 'gaps', koldstore.gaps(),
         'waiting_for', coalesce(CASE WHEN c.gap IS NULL OR c.begin_anew THEN koldstore.slot_waits_for() END, w.who),
-        'applied_lsn', c.applied_lsn, 'confirmed_lsn', s.confirmed_flush_lsn, 'current_lsn', pg_catalog.pg_current_wal_insert_lsn(),
-        'lag_bytes', pg_catalog.pg_current_wal_flush_lsn() - s.confirmed_flush_lsn, 'retained_bytes', pg_catalog.pg_current_wal_insert_lsn() - s.restart_lsn,
+        'applied_lsn', c.applied_lsn, 'confirmed_lsn', s.confirmed_flush_lsn, 'current_lsn', now.inserted,
+        'lag_bytes', now.flushed - s.confirmed_flush_lsn, 'retained_bytes', now.inserted - s.restart_lsn,
         'wal_status', s.wal_status, 'watermark', c.watermark, 'epoch', c.epoch, 'rows_applied', c.rows_applied, 'applied_at', c.applied_at)
     FROM koldstore.checkpoint c LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = c.slot_name AND s.database = pg_catalog.current_database()
-    CROSS JOIN (SELECT koldstore.apply_waits_for() AS who) AS w;
+    CROSS JOIN (SELECT koldstore.apply_waits_for() AS who) AS w
+    -- On a standby server, which has the state of the catalog and no slot: what it has replayed.
+    CROSS JOIN LATERAL (SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_insert_lsn() END AS inserted,
+                               CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END AS flushed) AS now;
 END;
 
 CREATE FUNCTION koldstore.table_status(table_name regclass) RETURNS jsonb
@@ -580,7 +592,9 @@ BEGIN
         RAISE EXCEPTION 'table "%" is not managed by koldstore', koldstore.name_of(table_name) USING ERRCODE = '55000',
             HINT = 'SELECT koldstore.manage_table(…) gives a table a change feed.';
     END IF;
-    EXECUTE pg_catalog.format('SELECT count(*) FILTER (WHERE op <> 3), count(*) FILTER (WHERE op = 3) FROM %s', m.mirror_oid::pg_catalog.regclass) INTO live, dead;
+    IF EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = m.mirror_oid) THEN -- nobody has dropped it
+        EXECUTE pg_catalog.format('SELECT count(*) FILTER (WHERE op <> 3), count(*) FILTER (WHERE op = 3) FROM %s', m.mirror_oid::pg_catalog.regclass) INTO live, dead;
+    END IF;
     SELECT count(*) AS segments, coalesce(sum(s.row_count), 0) AS rows, coalesce(sum(s.dead_count), 0) AS superseded,
            coalesce(sum(s.size_bytes), 0) AS bytes, coalesce(max(s.max_seq), 0) AS max_seq
     INTO cold FROM koldstore.visible_segment s WHERE s.table_oid = table_name AND s.state = 'active';

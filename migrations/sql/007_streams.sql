@@ -685,6 +685,7 @@ DECLARE
     why       text;
     rewritten text;
     filled    boolean;
+    renamed   text;
 BEGIN
     IF NOT EXISTS (SELECT FROM koldstore.published_table t WHERE t.table_oid = rel) THEN
         RETURN;
@@ -704,6 +705,16 @@ BEGIN
         SELECT 'the type of column ' || r.name || ' was changed' INTO rewritten FROM koldstore.retyped(rel) r LIMIT 1;
         filled := EXISTS (SELECT FROM pg_attribute a, koldstore.published_table t WHERE a.attrelid = rel AND t.table_oid = rel AND a.attnum > 0
                               AND NOT a.attisdropped AND (a.atthasdef OR a.attidentity <> '') AND a.attgenerated = '' AND NOT t.shape @> jsonb_build_array(jsonb_build_object('attnum', a.attnum)));
+        -- Streams follow new names, and a mirror those of columns that are not its own.
+        SELECT format('column "%s" of its primary key was renamed to "%s"', old.name, a.attname) INTO renamed
+        FROM koldstore.published_table t, jsonb_to_recordset(t.shape) AS old(attnum int2, name name)
+        JOIN pg_attribute a ON a.attrelid = rel AND a.attnum = old.attnum AND a.attname <> old.name
+        WHERE t.table_oid = rel AND EXISTS (SELECT FROM pg_index i WHERE i.indrelid = rel AND i.indisprimary AND a.attnum = ANY (i.indkey::int2[]))
+          AND EXISTS (SELECT FROM koldstore.managed_table m WHERE m.table_oid = rel AND m.state <> 'broken') LIMIT 1;
+        IF renamed IS NOT NULL THEN
+            RAISE WARNING 'the change feed of table % ends here: %', rel::regclass, renamed
+                USING HINT = 'Rename the column back and call koldstore.heal_table, or begin anew with koldstore.unmanage_table and koldstore.manage_table.';
+        END IF;
         PERFORM koldstore.note_shape(rel);
         IF rewritten IS NOT NULL OR filled THEN
             PERFORM koldstore.mark_heal(rel, rewritten);

@@ -243,7 +243,7 @@ BEGIN
     DELETE FROM koldstore.partition p WHERE p.table_oid = rel AND NOT EXISTS (SELECT FROM koldstore.leaves(rel) c WHERE c.oid = p.leaf_oid);
     FOR leaf IN SELECT * FROM koldstore.leaves(rel) LOOP
         INSERT INTO koldstore.partition AS p (leaf_oid, table_oid, filenode, identity_before)
-        VALUES (leaf.oid, rel, coalesce(pg_relation_filenode(leaf.oid), 0), leaf.relreplident)
+        VALUES (leaf.oid, rel, coalesce(pg_relation_filenode(leaf.oid), 0), koldstore.identity(leaf.oid))
         ON CONFLICT (leaf_oid) DO UPDATE SET filenode = EXCLUDED.filenode WHERE p.filenode <> EXCLUDED.filenode;
         IF leaf.relreplident <> 'f' AND leaf.relkind = 'r' THEN
             EXECUTE format('ALTER TABLE %s REPLICA IDENTITY FULL', leaf.oid::regclass);
