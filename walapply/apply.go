@@ -116,7 +116,7 @@ func (l *applyLoop) run(ctx context.Context) error {
 			debug.FreeOSMemory()
 			l.bloated = false
 		}
-		if l.tx == nil && len(l.pending) < eagerRows && time.Now().After(l.rested) {
+		if l.tx == nil && len(l.pending) < eagerRows {
 			l.queue.want()
 		}
 		select {
@@ -248,17 +248,13 @@ const (
 	restFrom  = 4 // source transactions in one batch
 )
 
-// crowded says whether the batch at hand has so many source transactions that there is a rest behind it.
-func (l *applyLoop) crowded() bool { return l.transactions >= restFrom && l.a.cfg.Linger > 0 }
-
 // rest decides when the next batch may begin unless it is full.
 func (l *applyLoop) rest() {
 	l.rested = time.Time{}
-	if l.crowded() {
+	if l.transactions >= restFrom && l.a.cfg.Linger > 0 {
 		now := time.Now()
 		l.rested = now.Add(min(restShare*now.Sub(l.txStart), restMost))
 	}
-	l.queue.wantAt(l.rested.Add(-restTime)) // so that the next batch finds it there
 }
 
 // flush applies what is whole in a transaction of its own and acknowledges it.
@@ -268,9 +264,6 @@ func (l *applyLoop) flush(ctx context.Context) error {
 	}
 	if l.whole == 0 { // source transactions without changes; nothing to write for them
 		return l.acknowledge(ctx)
-	}
-	if l.crowded() {
-		l.queue.wantAt(time.Now().Add(restMost))
 	}
 	if err := l.open(ctx); err != nil {
 		return err

@@ -17,7 +17,6 @@ type queue struct {
 	items  []message
 	bytes  int
 	hungry bool         // see want
-	calm   time.Time    // see wantAt
 	oldest commitRecord // of the first source transaction that begins in items; zero if none does
 	err    error
 }
@@ -84,17 +83,9 @@ func (q *queue) want() {
 	}
 }
 
-// wantAt says that the caller of take would rather have nothing before a time, unless there is much of it.
-func (q *queue) wantAt(at time.Time) {
+// rest waits for a while, but no longer than until what comes next is wanted at once.
+func (q *queue) rest(ctx context.Context, while time.Duration) {
 	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.calm = at
-}
-
-// rest waits for a while, or longer, up to most, if nothing is wanted before; but no longer than until what comes next is wanted at once.
-func (q *queue) rest(ctx context.Context, while, most time.Duration) {
-	q.mu.Lock()
-	while = max(while, min(most, time.Until(q.calm)))
 	hungry := q.hungry
 	if !hungry {
 		select {

@@ -25,34 +25,20 @@ type receiver struct {
 
 	batch      []message // decoded, and not in the queue yet
 	batchBytes int
-
-	restedAt time.Time // when the last rest began
-	came     int       // bytes that have come since then
 }
 
-// What comes in may be left with the kernel for restTime while the apply loop is busy. While it rests itself, that may be so long as
-// about calmBytes take to come, so that neither the server has to wait nor this process to wake up for every few transactions.
-const (
-	restTime  = time.Millisecond
-	calmBytes = 128 << 10
-)
+// restTime is how long what comes in may be left with the kernel while the apply loop is busy.
+const restTime = time.Millisecond
 
 // run returns why nothing more comes. It blocks in a read that only [acknowledger.sayGoodbye] or the server ends.
 func (r *receiver) run(ctx context.Context) error {
 	burstOf(r.wal).beforeRead = func() {
 		if r.handOver(ctx) == nil {
-			r.queue.rest(ctx, restTime, r.longestRest(time.Now()))
+			r.queue.rest(ctx, restTime)
 		}
 	}
 	err := r.receive(ctx)
 	return errors.Join(err, r.handOver(ctx))
-}
-
-// longestRest is how long calmBytes take to come at the pace since the last rest, which it ends.
-func (r *receiver) longestRest(now time.Time) time.Duration {
-	took, came := min(now.Sub(r.restedAt), time.Second), r.came
-	r.restedAt, r.came = now, 0
-	return took * calmBytes / time.Duration(max(came, 1))
 }
 
 func (r *receiver) receive(ctx context.Context) error {
@@ -65,7 +51,6 @@ func (r *receiver) receive(ctx context.Context) error {
 		switch msg := raw.(type) {
 		case *pgproto3.CopyData:
 			before := len(r.batch)
-			r.came += len(msg.Data)
 			if r.batch, err = r.copyData(r.batch, msg.Data); err != nil {
 				return err
 			}
