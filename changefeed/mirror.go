@@ -79,7 +79,7 @@ func (m *mirror) plainRows() string {
 // anyMirrorSQL is for keys of any type. Its parameters are arrays that run in parallel: keys as
 // literals of the mirror's row type (see literal), seqs, ops and images (JSON, NULL for a delete). It may meet several events
 // for one key; the last one wins. Equal is what PostgreSQL calls equal: 1.0 and 1.00 are one numeric key, and a key column may
-// have its own collation.
+// have its own collation. The mirror spells a key as its last event does, and so as the image.
 //
 // A literal is read by the input functions of the columns' types and by nothing else: a cast from text to a type of
 // its own is code of whoever made the type.
@@ -93,8 +93,8 @@ FROM (SELECT u.key::%[1]s AS row, u.seq, u.op, u.image::pg_catalog.jsonb AS imag
       FROM unnest($1::text[], $2::bigint[], $3::smallint[], $4::text[]) AS u(key, seq, op, image)
       OFFSET 0) d
 ORDER BY %[3]s, d.seq DESC
-ON CONFLICT (%[2]s) DO UPDATE SET seq = EXCLUDED.seq, op = EXCLUDED.op, row_image = EXCLUDED.row_image`,
-		m.name, keys, of("(d.row)."))
+ON CONFLICT (%[2]s) DO UPDATE SET (%[2]s, seq, op, row_image) = ROW(%[4]s, EXCLUDED.seq, EXCLUDED.op, EXCLUDED.row_image)`,
+		m.name, keys, of("(d.row)."), of("EXCLUDED."))
 }
 
 // literal is a primary key as a literal of the mirror's row type, without the mirror's other columns.

@@ -131,7 +131,13 @@ func TestKeysThatAreEqualAndLookDifferent(t *testing.T) {
 	h.startApplier()
 	h.fence()
 	h.expect(`SELECT id = 1, op, row_image FROM koldstore.n__cl`, `t 1 {"v": 3, "id": 1}`)
-	h.expect(`SELECT op, row_image FROM koldstore.w__cl`, `1 {"v": 2, "id": "aB"}`)
+	h.expect(`SELECT id, op, row_image FROM koldstore.w__cl`, `aB 1 {"v": 2, "id": "aB"}`)
+	h.exec(`DELETE FROM n`, `DELETE FROM w`)
+	h.fence()
+	h.exec(`INSERT INTO n VALUES (1.000, 4)`, `INSERT INTO w VALUES ('AB', 3)`)
+	h.fence()
+	h.expect(`SELECT id, row_image FROM koldstore.n__cl`, `1.000 {"v": 4, "id": 1.000}`) // as the table spells it now
+	h.expect(`SELECT id, row_image FROM koldstore.w__cl`, `AB {"v": 3, "id": "AB"}`)
 	h.expect(`SELECT count(*) FROM koldstore.quarantine`, "0")
 }
 
