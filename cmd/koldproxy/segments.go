@@ -6,6 +6,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
+
+	"github.com/koldproxy/koldproxy"
 )
 
 // segmentRow is one cold segment, as `segments` shows it.
@@ -49,6 +51,15 @@ func newSegmentsCommand(opts *options) *cobra.Command {
 			segments, err := pgx.CollectRows(rows, pgx.RowToStructByName[segmentRow])
 			if err != nil {
 				return fmt.Errorf("list segments: %w", err)
+			}
+			if len(segments) == 0 { // a table that is not managed any more may have left some
+				var managed bool
+				if err := conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM koldstore.managed_table WHERE table_oid = $1)`, oid).Scan(&managed); err != nil {
+					return fmt.Errorf("look for the feed of %s: %w", args[0], err)
+				}
+				if !managed {
+					return koldproxy.Errorf(koldproxy.CodeNotInPrerequisite, "table %q is not managed by koldstore", args[0])
+				}
 			}
 			if a.json {
 				return printJSON(cmd.OutOrStdout(), segments)

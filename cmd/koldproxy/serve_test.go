@@ -216,6 +216,7 @@ func TestServeAndItsAdminCommands(t *testing.T) {
 	for _, wrong := range [][]string{
 		{"flush", "nowhere"},
 		{"segments", "nowhere"},
+		{"segments", "pg_class"},
 		{"retention", "notes", "0 days"},
 		{"tail", "nowhere"},
 		{"verify", "nowhere"},
