@@ -271,9 +271,21 @@ func (c *conversation) choose() {
 	case t.executes == 0 && t.binds == binds: // nothing else in the implicit transaction, which a failure takes along
 		c.way = wayAlone
 	}
-	if c.way == waySaved || c.way == wayAlone {
-		c.staged, s.planned = pages, planned{}
+	if c.way != waySaved && c.way != wayAlone {
+		return
 	}
+	if c.kind == msgExecute && t.statements[c.source] != c.text { // the name has come to mean another statement, or none
+		c.way = wayNone
+		return
+	}
+	c.staged, s.planned = pages, planned{}
+}
+
+// rebinds says that the portal is made anew in front of the statement: an error has ended it, or must not leave its snapshot
+// behind. PostgreSQL takes that of a utility statement at the portal's level of nesting. If it is lower than the savepoint's, going back
+// to that does not take the snapshot away, and COMMIT warns "snapshot … still active".
+func (c *conversation) rebinds(round int) bool {
+	return c.kind == msgExecute && c.way != wayBatch && (round > 0 || c.way == waySaved && c.text.utility)
 }
 
 // withStats runs an Execute that reads what this instance knows about streams.
@@ -326,7 +338,7 @@ func (c *conversation) attempt(round int) (outcome, error) {
 		var closed string
 		own, closed = c.session.batch.again(nil)
 		st.answers += closed
-	} else if round > 0 && c.kind == msgExecute {
+	} else if c.rebinds(round) {
 		st.messages = append(appendClose(st.messages, 'P', c.detail.name), c.bind...)
 		st.answers += "32"
 	}
@@ -400,7 +412,7 @@ func (c *conversation) expected(round, lead int) {
 		}
 		return
 	}
-	if c.kind == msgExecute && round > 0 {
+	if c.rebinds(round) {
 		s.tracker.bound(&detail{name: c.detail.name, source: c.source, bind: c.bind})
 	}
 	s.tracker.sent(c.kind, d)

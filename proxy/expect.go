@@ -19,6 +19,7 @@ type text struct {
 	alone      bool               // outside of a transaction block it may commit before it fails
 	noPoint    bool               // it must not run behind a savepoint
 	noQuery    bool               // no query must run in front of it in its transaction
+	utility    bool               // it is a command that PostgreSQL does not plan, such as CALL or COPY
 	cursor     string             // the cursor that it declares, as it is written
 	creates    []rewrite.Creation // what it creates that may hide a call
 	savepoints rewrite.Savepoints

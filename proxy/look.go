@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/koldproxy/koldproxy"
@@ -161,6 +162,7 @@ func (t *text) classify(sql string, options rewrite.Options) {
 		case "declare":
 			t.cursor = outline.Cursor
 		}
+		t.utility = !slices.Contains(queries, outline.Command)
 	}
 	t.mayDemand = true
 	t.savepoints = outline.Savepoints
@@ -168,6 +170,9 @@ func (t *text) classify(sql string, options rewrite.Options) {
 	t.noPoint, t.noQuery = isolates.MatchString(sql), foremost.MatchString(sql)
 	t.ownWay = !ok || lasting.MatchString(sql)
 }
+
+// queries are the words that a planned statement begins with. The empty one is a parenthesis.
+var queries = []string{"", "select", "insert", "update", "delete", "merge", "with", "values", "table"}
 
 // ownSchema holds koldproxy's procedures, which never commit.
 const ownSchema = "koldstore"

@@ -211,6 +211,10 @@ func (t *tracker) tagged(tag string) {
 		t.block = 'T'
 	case "COMMIT", "ROLLBACK", "PREPARE TRANSACTION": // ROLLBACK is the tag of ROLLBACK TO as well
 		t.block = '?'
+	case "DEALLOCATE": // nobody knows which: no portal can be made again
+		for _, p := range t.portals {
+			p.bind = nil
+		}
 	case "DEALLOCATE ALL", "DISCARD ALL":
 		clear(t.statements)
 		if tag == "DISCARD ALL" {
