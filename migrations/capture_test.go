@@ -51,6 +51,7 @@ func TestAFeedWithoutItsMirror(t *testing.T) {
 		if got := value[string](t, owner, `SELECT concat_ws(' ', s ->> 'state', s ->> 'hot_rows') FROM koldstore.table_status('t') s`); got != "pending" {
 			t.Errorf("its status is %q", got)
 		}
+		exec(t, owner, `SELECT koldstore.verify_table_integrity('t')`)
 		if got := value[int](t, owner, `SELECT koldstore.unmanage_table('t')`); got != 0 {
 			t.Errorf("it had %d rows", got)
 		}

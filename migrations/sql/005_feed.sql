@@ -577,21 +577,30 @@ BEGIN ATOMIC
                                CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END AS flushed) AS now;
 END;
 
+-- readable_feed returns the catalog row of a managed table that the current role may read, or raises.
+CREATE FUNCTION koldstore.readable_feed(rel regclass) RETURNS koldstore.visible_managed_table
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    m koldstore.visible_managed_table;
+BEGIN
+    PERFORM koldstore.assert_readable(rel);
+    SELECT * INTO m FROM koldstore.visible_managed_table t WHERE t.table_oid = rel;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'table "%" is not managed by koldstore', koldstore.name_of(rel) USING ERRCODE = '55000',
+            HINT = 'SELECT koldstore.manage_table(…) gives a table a change feed.';
+    END IF;
+    RETURN m;
+END $$;
+
 CREATE FUNCTION koldstore.table_status(table_name regclass) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
-    m      koldstore.visible_managed_table;
+    m      koldstore.visible_managed_table := koldstore.readable_feed(table_name);
     live   bigint;
     dead   bigint;
     cold   record;
 BEGIN
-    PERFORM koldstore.assert_readable(table_name);
-    SELECT * INTO m FROM koldstore.visible_managed_table t WHERE t.table_oid = table_name;
-    IF NOT FOUND THEN
-        RAISE EXCEPTION 'table "%" is not managed by koldstore', koldstore.name_of(table_name) USING ERRCODE = '55000',
-            HINT = 'SELECT koldstore.manage_table(…) gives a table a change feed.';
-    END IF;
     IF EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = m.mirror_oid) THEN -- nobody has dropped it
         EXECUTE pg_catalog.format('SELECT count(*) FILTER (WHERE op <> 3), count(*) FILTER (WHERE op = 3) FROM %s', m.mirror_oid::pg_catalog.regclass) INTO live, dead;
     END IF;
@@ -614,7 +623,7 @@ REVOKE ALL ON FUNCTION koldstore.check_storage, koldstore.do_manage_table, kolds
 
 ---- create above / drop below ----
 
-DROP FUNCTION koldstore.table_status, koldstore.async_mirror_status, koldstore.gaps, koldstore.apply_waits_for, koldstore.slot_waits_for,
+DROP FUNCTION koldstore.table_status, koldstore.readable_feed, koldstore.async_mirror_status, koldstore.gaps, koldstore.apply_waits_for, koldstore.slot_waits_for,
     koldstore.wait_for_async_mirror, koldstore.open_seeds, koldstore.do_cancel_job, koldstore.cancel_job, koldstore.list_jobs, koldstore.do_flush_table,
     koldstore.enqueue_flush, koldstore.flush_due, koldstore.flush_table, koldstore.do_set_cold_limit, koldstore.set_tombstone_retention,
     koldstore.set_retention_bytes, koldstore.do_set_table_auto_flush, koldstore.set_table_auto_flush, koldstore.do_set_retention, koldstore.set_retention,

@@ -183,17 +183,13 @@ CREATE FUNCTION koldstore.verify_table_integrity(table_name regclass) RETURNS js
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
-    m      koldstore.visible_managed_table;
+    m      koldstore.visible_managed_table := koldstore.readable_feed(table_name);
     lowest bigint;
     checks jsonb;
 BEGIN
-    PERFORM koldstore.assert_readable(table_name);
-    SELECT * INTO m FROM koldstore.visible_managed_table t WHERE t.table_oid = table_name;
-    IF NOT FOUND THEN
-        RAISE EXCEPTION 'table "%" is not managed by koldstore', koldstore.name_of(table_name) USING ERRCODE = '55000',
-            HINT = 'SELECT koldstore.manage_table(…) gives a table a change feed.';
+    IF EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = m.mirror_oid) THEN -- nobody has dropped it
+        EXECUTE pg_catalog.format('SELECT min(seq) FROM %s', m.mirror_oid::pg_catalog.regclass) INTO lowest;
     END IF;
-    EXECUTE pg_catalog.format('SELECT min(seq) FROM %s', m.mirror_oid::pg_catalog.regclass) INTO lowest;
     WITH s AS (
         SELECT g.*, pg_catalog.lag(g.max_seq) OVER (ORDER BY g.min_seq) AS before_max FROM koldstore.visible_segment g WHERE g.table_oid = table_name AND g.state = 'active'
     ), found(check_name, segment_id) AS (
