@@ -230,6 +230,12 @@ BEGIN ATOMIC
     WHERE l.oid IS NULL OR p.leaf_oid IS NULL OR p.filenode <> pg_catalog.pg_relation_filenode(l.oid) LIMIT 1;
 END;
 
+-- partitions_unseen says whether partitions have come, gone or been truncated and koldproxy has not looked yet. Anybody may ask.
+CREATE FUNCTION koldstore.partitions_unseen() RETURNS boolean
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT EXISTS (SELECT FROM koldstore.published_table t JOIN pg_class c ON c.oid = t.table_oid WHERE c.relkind = 'p' AND koldstore.partitions_moved(c.oid) IS NOT NULL)
+$$;
+
 -- note_partitions brings the list of leaves up to date. They all need a whole old row in the write-ahead log: a new one has the
 -- identity of its key, with which the application's writes work but exits and deletes could not be told.
 CREATE FUNCTION koldstore.note_partitions(rel oid) RETURNS void
@@ -308,6 +314,6 @@ END $$;
 
 DROP EVENT TRIGGER IF EXISTS koldproxy_partition;
 DROP EVENT TRIGGER IF EXISTS koldproxy_partition_drop;
-DROP FUNCTION koldstore.watch_partitions, koldstore.note_partition_ddl, koldstore.look_at_partitions, koldstore.note_partitions, koldstore.partitions_moved, koldstore.partition_fault, koldstore.leaves;
+DROP FUNCTION koldstore.watch_partitions, koldstore.note_partition_ddl, koldstore.look_at_partitions, koldstore.note_partitions, koldstore.partitions_unseen, koldstore.partitions_moved, koldstore.partition_fault, koldstore.leaves;
 DROP FUNCTION koldstore.heal_gap, koldstore.do_heal_table, koldstore.heal_table, koldstore.heal_here, koldstore.mark_heal, koldstore.begin_anew,
     koldstore.begin_heal, koldstore.note_hole, koldstore.repair_table, koldstore.restore_publication, koldstore.strangers, koldstore.gap_basis;
