@@ -50,6 +50,8 @@ type Tail struct {
 	wake    chan struct{}
 
 	streams map[int64]*tailed // by stream_id; belongs to Run or Follow
+	holding bool              // see hold; the same
+	upTo    string            // the position in the write-ahead log that hold waits for
 
 	mu  sync.Mutex
 	lag map[string]liveStream // by schema.name
@@ -68,6 +70,7 @@ type tailed struct {
 	retention                 *string // as an interval literal
 	events                    int64   // the stream's counter when it was last read to the end, -1 before
 	position, stored          string  // the last id that was published, and what the catalog says about it
+	told                      string  // the last id that NOTIFY has told
 }
 
 // NewTail makes a Tail that does nothing until Run. The pool's role must own the logs. Nil metrics count into the void.
@@ -100,13 +103,20 @@ func (t *Tail) Wake() {
 // Run publishes until ctx ends, then stores its positions and returns nil. Errors are logged and tried again. It must run on
 // the leader only, and not twice at a time.
 func (t *Tail) Run(ctx context.Context) error {
-	t.streams = make(map[int64]*tailed)
+	t.streams, t.holding, t.upTo = make(map[int64]*tailed), true, ""
 	ticker := time.NewTicker(t.cfg.Interval)
 	defer ticker.Stop()
 	defer t.storePositionsAtEnd(ctx)
 	failing := false
 	for {
-		err := t.pass(ctx)
+		err := t.hold(ctx)
+		if err == nil {
+			err = t.pass(ctx)
+		}
+		var soon <-chan time.Time
+		if t.holding {
+			soon = time.After(holdInterval)
+		}
 		select {
 		case <-ctx.Done():
 			return nil
@@ -124,6 +134,7 @@ func (t *Tail) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-wake:
+		case <-soon:
 		case <-ticker.C:
 			if _, err := t.storePositions(ctx); err != nil && ctx.Err() == nil {
 				t.log.Error().Err(err).Msg("cannot store the positions of live push")
@@ -159,28 +170,70 @@ func (t *Tail) Follow(ctx context.Context, turn *sync.Mutex) error {
 	}
 }
 
-// pass publishes everything that is new by now.
+// holdInterval is how often it is asked whether live push may begin.
+const holdInterval = 20 * time.Millisecond
+
+// hold keeps live push back from the beginning of Run until everything that was committed before is in the logs: only then it shows how
+// far behind a stream is. Who waits for NOTIFY is told of new events meanwhile.
+func (t *Tail) hold(ctx context.Context) error {
+	if !t.holding {
+		return nil
+	}
+	if t.upTo == "" {
+		if err := t.pool.QueryRow(ctx, `SELECT pg_catalog.pg_current_wal_flush_lsn()::text`).Scan(&t.upTo); err != nil {
+			return fmt.Errorf("find the end of the write-ahead log: %w", err)
+		}
+	}
+	var applied bool
+	err := t.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_catalog.pg_replication_slots r JOIN koldstore.checkpoint c USING (slot_name)
+		WHERE r.database = pg_catalog.current_database() AND r.confirmed_flush_lsn >= $1::text::pg_lsn)`, t.upTo).Scan(&applied)
+	if err != nil {
+		return fmt.Errorf("look how far changes are applied: %w", err)
+	}
+	if !applied {
+		return nil
+	}
+	for _, s := range t.streams {
+		if err := t.skipIfFarBehind(ctx, s); err != nil {
+			if err = t.unlessDropped(ctx, s, err); err != nil {
+				return err
+			}
+		}
+		s.events = -1 // to be read
+	}
+	t.holding = false
+	return nil
+}
+
+// pass publishes everything that is new by now, unless it is held back.
 func (t *Tail) pass(ctx context.Context) error {
 	due, err := t.look(ctx)
 	if err != nil {
 		return fmt.Errorf("look for new events: %w", err)
 	}
-	before := make(map[*tailed]string, len(due))
-	for _, s := range due {
-		before[s] = s.position
-	}
-	var channels, ids []string
+	newest := make(map[*tailed]string, len(due)) // in the logs of those that are held back
 	var failed error
 	due, skipped := t.skipUnwanted(ctx, due)
 	for _, s := range due {
 		// One log that cannot be read (it is being dropped) is no reason to leave the others out.
-		if err := t.drain(ctx, s); err != nil {
+		var err error
+		if t.holding {
+			var end string
+			if err = t.pool.QueryRow(ctx, s.endSQL(), s.position).Scan(&end); err == nil {
+				newest[s] = end
+			}
+		} else {
+			err = t.drain(ctx, s)
+		}
+		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("read the log of stream %s: %w", s.label, err))
 		}
 	}
+	var channels, ids []string
 	for _, s := range slices.Concat(due, skipped) {
-		if s.position != before[s] {
-			channels, ids = append(channels, channel(s.name)), append(ids, s.position)
+		if id := max(s.position, newest[s]); id != s.told {
+			s.told = id
+			channels, ids = append(channels, channel(s.name)), append(ids, id)
 		}
 	}
 	if len(ids) > 0 && !t.follows {
@@ -219,7 +272,7 @@ func (t *Tail) look(ctx context.Context) ([]*tailed, error) {
 		s := t.streams[now.id]
 		if s == nil {
 			s = &now
-			s.events, s.position = -1, s.stored
+			s.events, s.position, s.told = -1, s.stored, s.stored
 			unknown = append(unknown, s)
 		} else {
 			s.table, s.retention = now.table, now.retention
@@ -240,9 +293,10 @@ func (t *Tail) look(ctx context.Context) ([]*tailed, error) {
 		t.streams = make(map[int64]*tailed)
 	}
 	for _, s := range unknown {
-		if t.follows && begins {
+		switch {
+		case t.follows && begins:
 			err = t.skipToEnd(ctx, s)
-		} else {
+		case !t.holding:
 			err = t.skipIfFarBehind(ctx, s)
 		}
 		if err != nil {

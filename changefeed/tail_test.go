@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
 
 	"github.com/koldproxy/koldproxy/changefeed"
@@ -162,6 +163,53 @@ func TestTailAfterRestart(t *testing.T) {
 	}
 	if want = append(want, 200); !slices.Equal(keys, want) {
 		t.Errorf("published %v", keys)
+	}
+}
+
+// What was committed while nobody applied changes counts as missed too: it is not pushed as it is applied if it is too much. Who waits for NOTIFY is told.
+func TestTailWaitsForWhatIsStillApplied(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(`CREATE TABLE t (id int PRIMARY KEY)`)
+	h.stream("s", "t", "true")
+	h.fence()
+	b := &board{}
+	small := func(c *changefeed.TailConfig) { c.PageRows, c.MaxBehind = 7, 50 }
+	missed := func(from, to int) (stop func()) {
+		h.stopApplier()
+		for i := from; i <= to; i++ {
+			h.exec(fmt.Sprintf(`INSERT INTO t VALUES (%d)`, i))
+		}
+		_, stop = h.startTail(b, small)
+		h.startApplier()
+		h.fence()
+		return stop
+	}
+	stop := missed(1, 50)
+	h.eventually("50 events are published", func() bool { return len(b.all()) == 50 })
+	stop()
+
+	listener, err := pgx.Connect(t.Context(), h.app.Config().ConnString())
+	must(t, err)
+	defer listener.Close(context.Background())
+	_, err = listener.Exec(t.Context(), `LISTEN koldstore_stream_s`)
+	must(t, err)
+	stop = missed(51, 101)
+	newest := h.rows(`SELECT max(id) FROM _stream_s`)[0]
+	for told := ""; told != newest; {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		n, err := listener.WaitForNotification(ctx)
+		cancel()
+		must(t, err)
+		told = n.Payload
+	}
+	h.eventually("the tail is at the end", func() bool { return h.rows(`SELECT tail_id FROM koldstore.stream_status`)[0] == newest })
+	h.exec(`INSERT INTO t VALUES (200)`)
+	h.fence()
+	h.eventually("the next event is published", func() bool { return len(b.all()) == 51 })
+	stop()
+	if last := b.all()[50]; !strings.Contains(last, `"k":200`) && !strings.Contains(last, `"k": 200`) {
+		t.Errorf("published at last: %s", last)
 	}
 }
 
