@@ -107,15 +107,16 @@ func (t *Tail) Run(ctx context.Context) error {
 	ticker := time.NewTicker(t.cfg.Interval)
 	defer ticker.Stop()
 	defer t.storePositionsAtEnd(ctx)
-	failing := false
+	failing, pause := false, holdPause
 	for {
 		err := t.hold(ctx)
 		if err == nil {
 			err = t.pass(ctx)
 		}
 		var soon <-chan time.Time
-		if t.holding {
-			soon = time.After(holdInterval)
+		if t.holding && err == nil {
+			soon = time.After(pause)
+			pause = min(2*pause, t.cfg.Interval)
 		}
 		select {
 		case <-ctx.Done():
@@ -170,8 +171,8 @@ func (t *Tail) Follow(ctx context.Context, turn *sync.Mutex) error {
 	}
 }
 
-// holdInterval is how often it is asked whether live push may begin.
-const holdInterval = 20 * time.Millisecond
+// holdPause is when it is asked again whether live push may begin, twice as late each time: mostly there is next to nothing to wait for.
+const holdPause = 10 * time.Millisecond
 
 // hold keeps live push back from the beginning of Run until everything that was committed before is in the logs: only then it shows how
 // far behind a stream is. Who waits for NOTIFY is told of new events meanwhile.
