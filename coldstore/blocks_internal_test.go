@@ -92,8 +92,10 @@ type gathering struct {
 func (b *gathering) GetRange(ctx context.Context, key, version string, off, n int64) ([]byte, error) {
 	b.mu.Lock()
 	b.now++
-	if b.most = max(b.most, b.now); b.now == b.want {
-		close(b.gathered)
+	if b.now > b.most {
+		if b.most = b.now; b.most == b.want {
+			close(b.gathered)
+		}
 	}
 	b.mu.Unlock()
 	defer func() {
