@@ -46,13 +46,8 @@ func (t *Target) beginHeal(ctx context.Context, tx pgx.Tx, seqs *koldproxy.Seque
 	if err := json.Unmarshal([]byte(markerField(c, "details")), &details); err != nil {
 		return fmt.Errorf("read a marker: %w", err)
 	}
-	var begun bool
-	err := tx.QueryRow(ctx, `SELECT koldstore.heal_here($1, $2, $3::text::uuid, $4, $5::text::pg_lsn)`,
-		oid, details.Reason, details.Job, int64(seqs.Watermark()), c.CommitLSN.String()).Scan(&begun)
-	if err == nil && !begun && details.Job != nil { // somebody may wait for it
-		_, err = tx.Exec(ctx, `UPDATE koldstore.job SET status = 'cancelled', error = 'another job does the same, or the table is not managed any more', ended_at = pg_catalog.clock_timestamp()
-			WHERE job_id = $1::text::uuid AND status = 'queued'`, *details.Job)
-	}
+	_, err := tx.Exec(ctx, `SELECT koldstore.heal_here($1, $2, $3::text::uuid, $4, $5::text::pg_lsn)`,
+		oid, details.Reason, details.Job, int64(seqs.Watermark()), c.CommitLSN.String())
 	if err != nil {
 		return fmt.Errorf("begin to heal the feed of table %d: %w", oid, err)
 	}

@@ -81,19 +81,24 @@ BEGIN
 END $$;
 
 -- begin_heal makes a feed be compared with its table from the beginning, by the job or by a new one. through is the last seq
--- that was handed out: what has a higher one was written afterwards and is right. A seed that is running becomes part of it.
--- As in do_unmanage_table, notices are kept back.
+-- that was handed out: what has a higher one was written afterwards and is right. A seed that is running becomes part of it. A job
+-- that has nothing to do then is ended, since somebody may wait for it. As in do_unmanage_table, notices are kept back.
 CREATE FUNCTION koldstore.begin_heal(rel oid, job uuid, through bigint) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET client_min_messages = warning AS $$
 DECLARE
-    m koldstore.managed_table;
+    m    koldstore.managed_table;
+    none boolean;
 BEGIN
     SELECT * INTO m FROM koldstore.managed_table t WHERE t.table_oid = rel FOR UPDATE;
-    IF m.state IS NULL OR m.state = 'pending' OR m.state = 'broken' AND m.seed_job IS DISTINCT FROM job THEN
+    none := m.state IS NULL OR m.state = 'pending' OR m.state = 'broken' AND m.seed_job IS DISTINCT FROM job;
+    IF none OR m.state IN ('seeding', 'healing') THEN
+        UPDATE koldstore.job j SET status = 'cancelled', error = CASE WHEN m.state IS NULL THEN 'the table is not managed any more' ELSE 'another job does the same' END,
+            ended_at = clock_timestamp()
+        WHERE j.job_id = job AND job IS DISTINCT FROM m.seed_job AND j.status = 'queued';
+    END IF;
+    IF none THEN
         RETURN false;
     ELSIF m.state IN ('seeding', 'healing') THEN
-        UPDATE koldstore.job j SET status = 'cancelled', error = 'another job does the same', ended_at = clock_timestamp()
-        WHERE j.job_id = job AND job <> m.seed_job AND j.status = 'queued';
         job := m.seed_job;
     ELSIF job IS NULL THEN
         INSERT INTO koldstore.job AS j (job_type, table_oid) VALUES ('heal', rel) RETURNING j.job_id INTO job;
