@@ -248,12 +248,8 @@ BEGIN
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = rel) THEN
         RAISE EXCEPTION 'relation with OID % does not exist', rel USING ERRCODE = '42P01';
     END IF;
-    PERFORM koldstore.assert_readable(rel);
-    SELECT * INTO m FROM koldstore.visible_managed_table t WHERE t.table_oid = rel;
-    IF NOT FOUND THEN
-        RAISE EXCEPTION 'table "%" is not managed by koldstore', koldstore.name_of(table_name) USING ERRCODE = '55000',
-            HINT = 'SELECT koldstore.manage_table(…) gives a table a change feed.';
-    ELSIF m.state = 'broken' THEN
+    m := koldstore.readable_feed(rel);
+    IF m.state = 'broken' THEN
         RAISE EXCEPTION 'the change feed of table "%" is broken: %', koldstore.name_of(rel), m.reason USING ERRCODE = '55000';
     ELSIF m.state NOT IN ('active', 'healing') THEN
         RAISE EXCEPTION 'the change feed of table "%" is still being seeded', koldstore.name_of(rel) USING ERRCODE = '55000',
