@@ -133,7 +133,7 @@ func (d *databaseNames) defined(x definition) {
 		return
 	}
 	d.others.add(x)
-	if d.set.in([]byte(x.sql), x.encoding) { // since the text was looked at
+	if x.leads(&d.set) { // since the text was looked at
 		d.outdated = true
 		d.collect()
 	}

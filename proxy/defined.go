@@ -35,20 +35,23 @@ func (d *definitions) add(x definition) {
 	d.list = slices.Delete(d.list, 0, old)
 }
 
+// leads says whether a name of set stands in the text.
+func (x *definition) leads(set *nameSet) bool { return set.in([]byte(x.sql), x.encoding) }
+
 // leading takes out those with a name of set in them and adds what they create to it, until none is left. It returns what that is.
 func (d *definitions) leading(set *nameSet) (all []rewrite.Creation) {
 	for before := -1; before != len(all); {
 		before = len(all)
 		d.list = slices.DeleteFunc(d.list, func(x definition) bool {
-			leads := set.in([]byte(x.sql), x.encoding)
-			if leads {
-				d.bytes -= len(x.sql)
-				all = append(all, x.creations...)
-				for _, c := range x.creations {
-					set.add(c.Name)
-				}
+			if !x.leads(set) {
+				return false
 			}
-			return leads
+			d.bytes -= len(x.sql)
+			all = append(all, x.creations...)
+			for _, c := range x.creations {
+				set.add(c.Name)
+			}
+			return true
 		})
 	}
 	return all
@@ -70,13 +73,17 @@ func (s *session) defining(sql string, options rewrite.Options) {
 func (t *tracker) define() {
 	announced := t.announced
 	t.announced = definitions{}
+	leads := false
 	for _, x := range announced.list {
 		t.others.add(x)
+		leads = leads || x.leads(&t.created)
 		if t.onDefine != nil {
 			t.onDefine(x)
 		}
 	}
-	t.lead()
+	if leads { // by something that was created since the text was looked at
+		t.lead()
+	}
 }
 
 // learn adds what was created to the names of the session, for its statements that come before the catalog is asked again.

@@ -1,9 +1,6 @@
 package rewrite
 
-import (
-	"bytes"
-	"strings"
-)
+import "bytes"
 
 // triggers are the words without which no text is of interest. The last one begins an identifier with escapes, which
 // can spell any name.
@@ -60,10 +57,9 @@ func Defines(body []byte) bool {
 // skipBlank is the length of the white space and comments in front of a text, of all of it when a comment has no end.
 func skipBlank(body []byte) (n int) {
 	for n < len(body) {
+		n = skipSpace(body, n)
 		rest := body[n:]
 		switch {
-		case strings.IndexByte(" \t\r\n\f\v", rest[0]) >= 0:
-			n++
 		case hasPrefixFold(rest, "--"):
 			end := bytes.IndexAny(rest, "\r\n")
 			if end < 0 {

@@ -92,7 +92,7 @@ func maskRetention(sql string) (masked string, any bool) {
 	return string(out), out != nil
 }
 
-func skipSpace(s string, i int) int {
+func skipSpace[T string | []byte](s T, i int) int {
 	for i < len(s) && strings.IndexByte(" \t\r\n\f\v", s[i]) >= 0 {
 		i++
 	}
